@@ -1,6 +1,6 @@
 //! Structs that are read from JSON objects only. serde also reads a struct from a list of its fields
 //! in their order, and takes a shorter list for missing fields: a report that is such a list would
-//! count as one without devices.
+//! count as one without devices. No attribute of serde's derive forbids that.
 
 use std::fmt;
 use std::marker::PhantomData;

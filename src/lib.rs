@@ -539,9 +539,9 @@ pub mod sim {
     pub mod trace {
         pub(crate) mod exponential;
         pub mod table;
+        pub(crate) mod forms;
         pub mod dimensions;
         pub(crate) mod inventory;
-        pub(crate) mod optional;
         pub mod read;
         pub mod write;
         pub(crate) mod go_rand_table;

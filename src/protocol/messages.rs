@@ -19,7 +19,7 @@ use crate::metrics::labels::Outcome;
 use crate::protocol::bounds::{LONGEST_OBJECT, ProtocolError};
 use crate::protocol::names::Names;
 use crate::protocol::wire::{
-    BindingFields, Fields, NodeObject, check_depth, node_objects, quick_parts,
+    Name, NodeObject, OfNodes, check_depth, fields, node_objects, part, quick_parts,
 };
 
 /// The nodes of a call.
@@ -76,12 +76,14 @@ impl<'a> ExtenderArgs<'a> {
         if let Some(args) = Self::parse_quickly(text) {
             return Ok(args);
         }
-        let fields = Fields::parse(text)?;
-        let pod = fields.pod.ok_or(ProtocolError::Missing { field: "Pod" })?.get();
+        let [pod, nodes, names] = fields(text, ["Pod", "Nodes", "NodeNames"])?;
+        [pod, nodes].into_iter().flatten().try_for_each(|raw| check_depth(raw.get()))?;
+        let names = names.map(part::<OfNodes<Name<'_>>>).transpose()?;
+        let pod = pod.ok_or(ProtocolError::Missing { field: "Pod" })?.get();
         ProtocolError::if_longer("Pod", pod.len(), LONGEST_OBJECT)?;
-        let nodes = match (fields.node_names, fields.nodes) {
+        let nodes = match (names, nodes) {
             (Some(names), _) => {
-                let names: Vec<Cow<'_, str>> = names.into_iter().map(|name| name.0).collect();
+                let names: Vec<Cow<'_, str>> = names.0.into_iter().map(|name| name.0).collect();
                 let longest = names.iter().map(|name| name.len()).max().unwrap_or(0);
                 ProtocolError::if_longer("NodeNames", longest, LONGEST_NAME)?;
                 NodesArg::Names(Names::copied(&names))
@@ -125,22 +127,26 @@ impl ExtenderBindingArgs {
     /// # Errors
     /// [`ProtocolError`]; each of the four fields must be there and not empty.
     pub fn parse(body: &[u8]) -> Result<Self, ProtocolError> {
-        let fields: BindingFields<'_> =
-            serde_json::from_str(utf8(body)?).map_err(|error| ProtocolError::json(&error))?;
-        for raw in &fields.unknown {
-            check_depth(raw.get())?;
-        }
-        let needed = |value: Option<String>, field, most| {
-            let value = value.filter(|v| !v.is_empty()).ok_or(ProtocolError::Missing { field })?;
-            ProtocolError::if_longer(field, value.len(), most).map(|()| value)
-        };
+        let names = ["PodName", "PodNamespace", "PodUID", "Node"];
+        let [pod_name, pod_namespace, pod_uid, node] = fields(utf8(body)?, names)?;
         Ok(Self {
-            pod_name: needed(fields.pod_name, "PodName", LONGEST_NAME)?,
-            pod_namespace: needed(fields.pod_namespace, "PodNamespace", LONGEST_NAMESPACE)?,
-            pod_uid: needed(fields.pod_uid, "PodUID", LONGEST_UID)?,
-            node: needed(fields.node, "Node", LONGEST_NAME)?,
+            pod_name: needed(pod_name, "PodName", LONGEST_NAME)?,
+            pod_namespace: needed(pod_namespace, "PodNamespace", LONGEST_NAMESPACE)?,
+            pod_uid: needed(pod_uid, "PodUID", LONGEST_UID)?,
+            node: needed(node, "Node", LONGEST_NAME)?,
         })
     }
+}
+
+/// A text that is not empty, and not longer than `most`.
+fn needed(
+    raw: Option<&RawValue>,
+    field: &'static str,
+    most: usize,
+) -> Result<String, ProtocolError> {
+    let value: String = raw.map(part).transpose()?.unwrap_or_default();
+    ProtocolError::if_longer(field, value.len(), most)?;
+    if value.is_empty() { Err(ProtocolError::Missing { field }) } else { Ok(value) }
 }
 
 /// The answer to *filter*. Built once per call, so names and texts are borrowed.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{DeserializeSeed, Deserializer, MapAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use crate::kube_api::pod::seen_pod::LONGEST_NAME;
@@ -83,71 +83,67 @@ impl<'de, F: Fn(&str) -> bool> Visitor<'de> for Wanted<F> {
     }
 }
 
-/// The outer fields of [`ExtenderArgs`].
-#[derive(Default)]
-pub(crate) struct Fields<'a> {
-    pub(crate) pod: Option<&'a RawValue>,
-    pub(crate) nodes: Option<&'a RawValue>,
-    pub(crate) node_names: Option<Vec<Name<'a>>>,
-    pub(crate) unknown: Vec<&'a RawValue>,
+/// The raw values of the fields of a body; `null` is like none. Go ignores case in names, and serde's
+/// derive does not. A value is scanned twice, which takes 1.6 times the instructions for a list of
+/// names; kube-scheduler's lists take [`quick_parts`].
+///
+/// # Errors
+/// [`ProtocolError`], also for a field that is given twice, and for one that is not in `names` and
+/// nested too deeply.
+pub(crate) fn fields<'a, const N: usize>(
+    body: &'a str,
+    names: [&'static str; N],
+) -> Result<[Option<&'a RawValue>; N], ProtocolError> {
+    let mut json = serde_json::Deserializer::from_str(body);
+    let fields = FieldsVisitor(names).deserialize(&mut json);
+    let fields = fields.and_then(|fields| json.end().map(|()| fields));
+    let (known, unknown) = fields.map_err(|error| ProtocolError::json(&error))?;
+    unknown.into_iter().try_for_each(|raw| check_depth(raw.get()))?;
+    Ok(known.map(|raw| raw.filter(|raw| raw.get() != "null")))
 }
 
-impl<'a> Fields<'a> {
-    /// Reads a body.
-    ///
-    /// # Errors
-    /// [`ProtocolError`], also for values that are nested too deeply.
-    pub(crate) fn parse(json: &'a str) -> Result<Self, ProtocolError> {
-        let fields: Self =
-            serde_json::from_str(json).map_err(|error| ProtocolError::json(&error))?;
-        for raw in fields.unknown.iter().chain([&fields.pod, &fields.nodes].into_iter().flatten()) {
-            check_depth(raw.get())?;
-        }
-        Ok(fields)
+/// Reads a part of a body.
+///
+/// # Errors
+/// [`ProtocolError::Json`].
+pub(crate) fn part<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> Result<T, ProtocolError> {
+    serde_json::from_str(raw.get()).map_err(|error| ProtocolError::json(&error))
+}
+
+struct FieldsVisitor<const N: usize>([&'static str; N]);
+
+impl<'de, const N: usize> DeserializeSeed<'de> for FieldsVisitor<N> {
+    type Value = ([Option<&'de RawValue>; N], Vec<&'de RawValue>);
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
     }
 }
 
-impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(FieldsVisitor)
-    }
-}
-
-struct FieldsVisitor;
-
-impl<'de> Visitor<'de> for FieldsVisitor {
-    type Value = Fields<'de>;
+impl<'de, const N: usize> Visitor<'de> for FieldsVisitor<N> {
+    type Value = ([Option<&'de RawValue>; N], Vec<&'de RawValue>);
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object with `Pod` and `NodeNames` or `Nodes`")
+        write!(f, "an object with `{}`", self.0.join("`, `"))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut fields = Fields::default();
-        let mut seen = Seen::default();
-        while let Some(Name(key)) = map.next_key()? {
-            match seen.field(&key, ["Pod", "Nodes", "NodeNames"])? {
-                Some("Pod") => fields.pod = not_null(map.next_value()?),
-                Some("Nodes") => fields.nodes = not_null(map.next_value()?),
-                Some("NodeNames") => {
-                    fields.node_names = map.next_value::<Option<OfNodes<_>>>()?.map(|it| it.0);
+        let (mut known, mut unknown) = ([None; N], Vec::new());
+        while let Some((Name(key), value)) = map.next_entry()? {
+            match self.0.iter().position(|name| name.eq_ignore_ascii_case(&key)) {
+                Some(at) if known[at].is_some() => {
+                    return Err(A::Error::duplicate_field(self.0[at]));
                 }
-                _ => note_unknown(&mut fields.unknown, map.next_value()?)?,
+                Some(at) => known[at] = Some(value),
+                None if unknown.len() == MOST_UNKNOWN => {
+                    let error = format!("more than {MOST_UNKNOWN} unknown fields");
+                    return Err(A::Error::custom(error));
+                }
+                None => unknown.push(value),
             }
         }
-        Ok(fields)
+        Ok((known, unknown))
     }
-}
-
-fn note_unknown<'a, E: serde::de::Error>(
-    unknown: &mut Vec<&'a RawValue>,
-    value: &'a RawValue,
-) -> Result<(), E> {
-    if unknown.len() == MOST_UNKNOWN {
-        return Err(E::custom(format!("more than {MOST_UNKNOWN} unknown fields")));
-    }
-    unknown.push(value);
-    Ok(())
 }
 
 /// The pod and the names of a body in the form in which Go writes it, with names without escapes;
@@ -158,111 +154,6 @@ pub(crate) fn quick_parts(body: &str) -> Option<(&str, Names<'_>)> {
     let rest = body.strip_prefix("{\"Pod\":")?;
     let at = memchr::memmem::find(rest.as_bytes(), NAMES.as_bytes())?;
     Some((&rest[..at], Names::plain(&rest[at + NAMES.len()..])?))
-}
-
-/// The fields of [`ExtenderBindingArgs`].
-#[derive(Default)]
-pub(crate) struct BindingFields<'a> {
-    pub(crate) pod_name: Option<String>,
-    pub(crate) pod_namespace: Option<String>,
-    pub(crate) pod_uid: Option<String>,
-    pub(crate) node: Option<String>,
-    pub(crate) unknown: Vec<&'a RawValue>,
-}
-
-impl<'de: 'a, 'a> Deserialize<'de> for BindingFields<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(BindingVisitor)
-    }
-}
-
-struct BindingVisitor;
-
-impl<'de> Visitor<'de> for BindingVisitor {
-    type Value = BindingFields<'de>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object with `PodName`, `PodNamespace`, `PodUID` and `Node`")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut fields = BindingFields::default();
-        let mut seen = Seen::default();
-        while let Some(Name(key)) = map.next_key()? {
-            match seen.field(&key, ["PodName", "PodNamespace", "PodUID", "Node"])? {
-                Some("PodName") => fields.pod_name = map.next_value()?,
-                Some("PodNamespace") => fields.pod_namespace = map.next_value()?,
-                Some("PodUID") => fields.pod_uid = map.next_value()?,
-                Some("Node") => fields.node = map.next_value()?,
-                _ => note_unknown(&mut fields.unknown, map.next_value()?)?,
-            }
-        }
-        Ok(fields)
-    }
-}
-
-/// The fields of `ExtenderPreemptionArgs` in `server::scheduler::preempt`.
-#[derive(Default)]
-pub(crate) struct PreemptionFields<'a> {
-    pub(crate) pod: Option<&'a RawValue>,
-    pub(crate) victims: Option<&'a RawValue>,
-    pub(crate) meta_victims: Option<&'a RawValue>,
-}
-
-impl<'de: 'a, 'a> Deserialize<'de> for PreemptionFields<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(PreemptionVisitor)
-    }
-}
-
-struct PreemptionVisitor;
-
-impl<'de> Visitor<'de> for PreemptionVisitor {
-    type Value = PreemptionFields<'de>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object with `Pod` and `NodeNameToMetaVictims` or `NodeNameToVictims`")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut fields = PreemptionFields::default();
-        let mut seen = Seen::default();
-        while let Some(Name(key)) = map.next_key()? {
-            match seen.field(&key, ["Pod", "NodeNameToVictims", "NodeNameToMetaVictims"])? {
-                Some("Pod") => fields.pod = not_null(map.next_value()?),
-                Some("NodeNameToVictims") => fields.victims = not_null(map.next_value()?),
-                Some("NodeNameToMetaVictims") => fields.meta_victims = not_null(map.next_value()?),
-                _ => drop(map.next_value::<&RawValue>()?),
-            }
-        }
-        Ok(fields)
-    }
-}
-
-/// The known fields seen so far in one object.
-#[derive(Default)]
-struct Seen(Vec<&'static str>);
-
-impl Seen {
-    /// The one of `known` that equals `key` in any case; `None` for an unknown key.
-    fn field<E: serde::de::Error, const N: usize>(
-        &mut self,
-        key: &str,
-        known: [&'static str; N],
-    ) -> Result<Option<&'static str>, E> {
-        let Some(field) = known.into_iter().find(|field| field.eq_ignore_ascii_case(key)) else {
-            return Ok(None);
-        };
-        if self.0.contains(&field) {
-            return Err(E::duplicate_field(field));
-        }
-        self.0.push(field);
-        Ok(Some(field))
-    }
-}
-
-fn not_null(raw: &RawValue) -> Option<&RawValue> {
-    (raw.get() != "null").then_some(raw)
 }
 
 /// A NodeList, its items raw.
@@ -299,15 +190,13 @@ struct NodeStatus<'a> {
 /// # Errors
 /// [`ProtocolError::Json`] if it is no such list or a node has no name.
 pub(crate) fn node_objects(list: &RawValue) -> Result<Vec<NodeObject<'_>>, ProtocolError> {
-    let list: NodeListIn<'_> =
-        serde_json::from_str(list.get()).map_err(|error| ProtocolError::json(&error))?;
+    let list: NodeListIn<'_> = part(list)?;
     list.items.unwrap_or_default().0.into_iter().map(node_object).collect()
 }
 
 fn node_object(raw: &RawValue) -> Result<NodeObject<'_>, ProtocolError> {
     ProtocolError::if_longer("Nodes", raw.get().len(), LONGEST_OBJECT)?;
-    let node: NodeIn<'_> =
-        serde_json::from_str(raw.get()).map_err(|error| ProtocolError::json(&error))?;
+    let node: NodeIn<'_> = part(raw)?;
     ProtocolError::if_longer("Nodes", node.metadata.name.len(), LONGEST_NAME)?;
     let map = |json: Option<&'_ RawValue>| {
         json.map_or(Ok(()), |json| texts(json, |_| false).map(|_| ()))

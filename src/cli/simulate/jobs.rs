@@ -377,15 +377,8 @@ pub enum SimulateError {
 /// The columns that the file must have, for one that seems to be another file altogether.
 pub(crate) fn needs(error: &TraceError, columns: &str) -> String {
     match error {
-        TraceError::MissingColumn { .. } => format!(" needs a CSV file with the columns {columns}"),
-        TraceError::Open { .. }
-        | TraceError::Read { .. }
-        | TraceError::Empty { .. }
-        | TraceError::TooLarge { .. }
-        | TraceError::RepeatedColumn { .. }
-        | TraceError::RowLength { .. }
-        | TraceError::Value { .. }
-        | TraceError::RepeatedName { .. } => String::new(),
+        TraceError::MissingColumn(..) => format!(" needs a CSV file with the columns {columns}"),
+        TraceError::Open(..) | TraceError::Read(..) | TraceError::Refused(..) => String::new(),
     }
 }
 

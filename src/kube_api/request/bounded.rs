@@ -1,5 +1,5 @@
 //! Limits for JSON that any client may send, applied before it takes memory: three bytes of text
-//! can become two kilobytes of a pod's container.
+//! can become two kilobytes of a pod's container. serde's derive has no limits, so this is by hand.
 
 use std::collections::BTreeMap;
 use std::fmt;

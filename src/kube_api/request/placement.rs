@@ -7,7 +7,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 
-use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
@@ -309,50 +308,13 @@ fn name_of<S: Serializer>(
     serializer.serialize_str(isolation.unwrap_or_default().name())
 }
 
-/// All fields that this version reads.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-#[expect(dead_code, reason = "only their names count")]
-struct KnownFields {
-    v: IgnoredAny,
-    devices: Vec<KnownDeviceFields>,
-    isolation: Option<IgnoredAny>,
-    protection: Option<IgnoredAny>,
-    home: Option<IgnoredAny>,
-    moved: Option<KnownMoveFields>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-#[expect(dead_code, reason = "only their names count")]
-struct KnownMoveFields {
-    from: IgnoredAny,
-    container: IgnoredAny,
-    cpu_milli: IgnoredAny,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-#[expect(dead_code, reason = "only their names count")]
-struct KnownDeviceFields {
-    id: IgnoredAny,
-    mib: IgnoredAny,
-    share: IgnoredAny,
-    mig: Option<KnownSpotFields>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-#[expect(dead_code, reason = "only their names count")]
-struct KnownSpotFields {
-    gpu: IgnoredAny,
-    profile: IgnoredAny,
-    start: IgnoredAny,
-}
-
-/// Whether a placement has fields that this version does not read: a newer gpupack wrote it.
+/// Whether a placement has fields that this version does not read, or has not their types: a newer
+/// gpupack wrote it.
 pub(crate) fn has_unknown_fields(placement: &str) -> bool {
-    serde_json::from_str::<KnownFields>(placement).is_err()
+    let mut is_unknown = false;
+    let mut json = serde_json::Deserializer::from_str(placement);
+    let read = serde_ignored::deserialize::<_, _, WirePlacement>(&mut json, |_| is_unknown = true);
+    read.is_err() || json.end().is_err() || is_unknown
 }
 
 /// The version alone: the other fields may mean something else in another version.

@@ -28,7 +28,7 @@ use crate::model::workload::Protection;
 use crate::mutation::{Mutation, mutated};
 use crate::protocol::bounds::{LONGEST_OBJECT, MOST_NODES, ProtocolError};
 use crate::protocol::messages::{VerbAnswer, to_json, utf8};
-use crate::protocol::wire::{PreemptionFields, check_depth};
+use crate::protocol::wire::{check_depth, fields, part};
 
 /// Most victims on one node: more pods than kubelet runs.
 const MOST_ON_A_NODE: usize = 5_000;
@@ -121,12 +121,13 @@ impl ExtenderPreemptionArgs {
     pub fn parse(body: &[u8]) -> Result<Self, ProtocolError> {
         let text = utf8(body)?;
         check_depth(text)?;
-        let fields: PreemptionFields<'_> = read(text)?;
-        let pod = fields.pod.ok_or(ProtocolError::Missing { field: "Pod" })?.get();
+        let names = ["Pod", "NodeNameToMetaVictims", "NodeNameToVictims"];
+        let [pod, short, whole] = fields(text, names)?;
+        let pod = pod.ok_or(ProtocolError::Missing { field: "Pod" })?.get();
         ProtocolError::if_longer("Pod", pod.len(), LONGEST_OBJECT)?;
-        let victims = match (fields.meta_victims, fields.victims) {
-            (Some(short), _) => read::<Plan<MetaVictims>>(short.get())?.victims,
-            (None, Some(whole)) => read::<Plan<Victims>>(whole.get())?.victims,
+        let victims = match (short, whole) {
+            (Some(short), _) => part::<Plan<MetaVictims>>(short)?.victims,
+            (None, Some(whole)) => part::<Plan<Victims>>(whole)?.victims,
             (None, None) => BTreeMap::new(),
         };
         Ok(Self { pod: SeenPod::from_json(pod)?, victims })
@@ -169,10 +170,6 @@ impl<'de, V: Deserialize<'de> + Into<MetaVictims>> Visitor<'de> for PlanVisitor<
         }
         Ok(Plan { victims, form: PhantomData })
     }
-}
-
-fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, ProtocolError> {
-    serde_json::from_str(text).map_err(|error| ProtocolError::json(&error))
 }
 
 /// The answer to *preempt*. kube-scheduler takes only this form, whatever it sent.

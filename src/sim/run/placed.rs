@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use crate::ledger::change::reports::ReportRefusal;
 use crate::sim::run::cluster::{FreeOnDevice, SimCluster};
 use crate::sim::run::policy::SimPolicy;
-use crate::sim::trace::dimensions::{DeviceAt, TracePlacement, share_text};
+use crate::sim::trace::dimensions::{DeviceAt, TracePlacement};
+use crate::sim::trace::forms::share_text;
 use crate::sim::trace::read::{TraceNode, TracePod};
 
 /// The end of a replay.

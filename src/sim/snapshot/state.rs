@@ -12,14 +12,11 @@ use crate::hardware::pool::{ConfiguredIsolation, PoolRule};
 use crate::hardware::units::{Demand, HostAmount, MemMib};
 use crate::model::request::{Amount, GpuRequest};
 use crate::sim::trace::dimensions::{
-    DeviceAt, MoreOfNode, MoreOfPod, TraceInstance, TracePlacement, milli_up,
+    DeviceAt, MoreOfNode, MoreOfPod, TraceInstance, TracePlacement,
 };
-use crate::sim::trace::optional::profile;
-use crate::sim::trace::read::{CPU_MILLI, MEMORY_MIB, TraceNode, TracePod};
+use crate::sim::trace::forms::{NAME_BYTES_MAX, is_name, milli_up, profile};
+use crate::sim::trace::read::{MAX_CPU_MILLI, MAX_MEMORY_MIB, TraceNode, TracePod};
 use crate::sim::trace::write::{nodes_csv, pods_csv};
-
-/// The longest name of a row.
-const NAME_BYTES_MAX: usize = 253;
 
 /// A node as the cluster describes it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -200,7 +197,7 @@ impl Writer {
     /// CPU and host memory, within what the format allows.
     fn host(&mut self, host: HostAmount) -> (u64, u64) {
         let amounts = (host.cpu.milli(), host.memory.mib());
-        let cut = (amounts.0.min(*CPU_MILLI.end()), amounts.1.min(*MEMORY_MIB.end()));
+        let cut = (amounts.0.min(MAX_CPU_MILLI), amounts.1.min(MAX_MEMORY_MIB));
         self.note(Note::Absurd, usize::from(cut != amounts));
         cut
     }
@@ -270,7 +267,7 @@ impl Writer {
         for (at, name) in rows.enumerate() {
             let number = format!("{kind}-{}", at + 1);
             let kept = Some(name.replace('/', "."))
-                .filter(|kept| names == Names::Kept && is_legal(kept) && !taken.contains(kept));
+                .filter(|kept| names == Names::Kept && is_name(kept) && !taken.contains(kept));
             self.note(Note::Name, usize::from(names == Names::Kept && kept.is_none()));
             *name = kept.unwrap_or(number);
             while !taken.insert(name.clone()) {
@@ -335,11 +332,6 @@ fn written_profile(known: &MigProfile) -> MigProfile {
     let legal = |c: &char| profile(&c.to_string()).is_some();
     let clean: String = known.as_str().chars().filter(legal).take(64).collect();
     profile(&clean).unwrap_or_else(|| MigProfile::new("unknown"))
-}
-
-fn is_legal(name: &str) -> bool {
-    let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-    (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(legal)
 }
 
 /// A model name without the characters that separate models in a file.

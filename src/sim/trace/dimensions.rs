@@ -1,32 +1,43 @@
-//! What the optional columns of a trace say, and the forms of their values.
-//!
-//! A file of the public trace has none of these columns. Amounts are exact: memory in MiB, shares
-//! in thousandths of a GPU with up to three decimals.
+//! What the optional columns of a trace say: a file of the public trace has none of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::str::FromStr;
 
-use crate::hardware::device::{MAX_DEVICE_MEMORY, MigProfile};
-use crate::hardware::pool::{ConfiguredIsolation, PoolRule};
+use serde::{Deserialize, Serialize};
+
+use crate::hardware::device::{MAX_DEVICES_PER_NODE, MigProfile};
+use crate::hardware::pool::{ConfiguredIsolation, Enforcement, InstanceUse, PoolRule, Replicas};
 use crate::hardware::units::{Demand, MemMib, Share};
 use crate::model::policy::Policy;
 use crate::model::request::{Amount, Isolation, Limit};
+use crate::sim::trace::forms::{
+    self, Form, device_memory, list, parts, profile, share, share_text, whole,
+};
+
+/// Seconds of bursts and between them: a year.
+const MAX_BURST_SECONDS: u64 = 31_536_000;
 
 /// What the optional columns say of a node.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct MoreOfNode {
     /// Schedulable memory: one for all GPUs, or one for each; empty where only the model is known.
+    #[serde(rename = "gpu_memory_mib", with = "forms")]
     pub gpu_memory: Vec<MemMib>,
     /// The model of each GPU; empty if all have that of the node.
+    #[serde(with = "forms")]
     pub gpu_models: Vec<String>,
     /// The MIG instances of each GPU; empty if no GPU is in MIG mode.
+    #[serde(rename = "mig", with = "forms")]
     pub instances: Vec<Vec<TraceInstance>>,
     /// How its pool shares the devices.
+    #[serde(skip)]
     pub rule: PoolRule,
     /// Devices that take no new pods.
+    #[serde(with = "forms")]
     pub unavailable: BTreeSet<DeviceAt>,
     /// Memory in use beyond what is allocated.
+    #[serde(rename = "other_use_mib", with = "forms")]
     pub other_use: BTreeMap<DeviceAt, MemMib>,
 }
 
@@ -40,25 +51,35 @@ pub struct TraceInstance {
 }
 
 /// What the optional columns say of a pod.
-#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(default)]
 pub struct MoreOfPod {
     /// The amount of each device; `None` if it is a share in whole thousandths.
+    #[serde(skip)]
     pub amount: Option<Amount>,
     /// The weakest isolation that it accepts.
+    #[serde(with = "forms")]
     pub isolation: Isolation,
     /// How much it may use while that is free.
+    #[serde(skip)]
     pub limit: Option<Limit>,
     /// When it uses that; only with a limit, and of one device.
+    #[serde(skip)]
     pub bursts: Option<TraceBursts>,
     /// The policy that it chooses.
+    #[serde(with = "forms")]
     pub policy: Option<Policy>,
     /// Least memory of a part of a device.
+    #[serde(rename = "min_gpu_memory_mib", with = "forms")]
     pub min_memory: MemMib,
     /// Whether a whole MIG instance may serve it.
+    #[serde(with = "forms")]
     pub by_instance: bool,
     /// Its priority.
+    #[serde(with = "forms")]
     pub priority: i32,
     /// Where it runs.
+    #[serde(skip)]
     pub placed: Option<TracePlacement>,
 }
 
@@ -74,14 +95,18 @@ pub struct TraceBursts {
 }
 
 /// Where a pod runs.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(default)]
 pub struct TracePlacement {
     /// The name of its node.
+    #[serde(deserialize_with = "forms::model")]
     pub node: String,
     /// Its devices, with what it holds of each; none for a pod without a GPU, or one whose devices
     /// are gone.
+    #[serde(with = "forms")]
     pub devices: Vec<(DeviceAt, Demand)>,
     /// The isolation that it was placed with.
+    #[serde(rename = "placed_isolation", with = "forms")]
     pub isolation: ConfiguredIsolation,
 }
 
@@ -94,6 +119,81 @@ pub struct DeviceAt {
     pub instance: Option<u32>,
 }
 
+/// The columns with the rule of a node's pool.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct RuleColumns {
+    #[serde(with = "forms")]
+    pub(crate) slots: Option<Replicas>,
+    #[serde(with = "forms")]
+    pub(crate) mig_instances: InstanceUse,
+    #[serde(with = "forms")]
+    pub(crate) enforcement: Enforcement,
+}
+
+/// The columns with what a pod requests and uses of each GPU.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct GpuColumns {
+    #[serde(with = "forms")]
+    pub(crate) gpu_milli: Option<Share>,
+    #[serde(with = "forms")]
+    pub(crate) gpu_memory_mib: MemMib,
+    #[serde(with = "forms")]
+    pub(crate) mig_profile: Option<MigProfile>,
+    #[serde(deserialize_with = "forms::some_number::<0, 1, _>")]
+    pub(crate) gpu_slots: Option<u64>,
+    #[serde(with = "forms")]
+    pub(crate) limit_milli: Option<Share>,
+    #[serde(with = "forms")]
+    pub(crate) limit_gpu_memory_mib: Option<MemMib>,
+    #[serde(deserialize_with = "forms::some_number::<1, MAX_BURST_SECONDS, _>")]
+    pub(crate) burst_gap_seconds: Option<u64>,
+    #[serde(deserialize_with = "forms::some_number::<1, MAX_BURST_SECONDS, _>")]
+    pub(crate) burst_seconds: Option<u64>,
+    #[serde(deserialize_with = "forms::some_number::<1, 1000, _>")]
+    pub(crate) burst_memory_milli: Option<u64>,
+}
+
+/// What a MIG profile with its memory is written like.
+pub(crate) const INSTANCES: &str = "`profile:MiB` of each instance, such as `1g.10gb:9728`, with \
+    blanks between those of a GPU and `|` between GPUs; MiB may be left out for a listed model";
+
+forms::forms! {
+    Vec<Vec<TraceInstance>>: INSTANCES,
+        |text| parts(text, instances),
+        |all| list(all, |of_gpu: &Vec<TraceInstance>| instances_text(of_gpu));
+    BTreeSet<DeviceAt>: "devices of the node, such as `0|1.2`",
+        |text| parts(text, device_at), |all| list(all, DeviceAt::to_string);
+    BTreeMap<DeviceAt, MemMib>:
+        "`device:MiB` of different devices, such as `0:512|1.2:64`", other_use, other_use_text;
+    Vec<(DeviceAt, Demand)>:
+        "`device:MiB:thousandths` of different devices, such as `0:4096:250|1.2:9728:1000`",
+        devices, |all| list(all, held_text);
+}
+
+/// The instances of a GPU; one whose memory is left out has none yet.
+fn instances(text: &str) -> Option<Vec<TraceInstance>> {
+    let instance = |text: &str| {
+        let (name, memory) = text.split_once(':').map_or((text, None), |(a, b)| (a, Some(b)));
+        let memory = memory.map_or(Some(MemMib::ZERO), |memory| device_memory(memory, 1))?;
+        Some(TraceInstance { profile: profile(name)?, memory })
+    };
+    text.split_whitespace().map(instance).collect()
+}
+
+fn instances_text(all: &[TraceInstance]) -> String {
+    let texts = all.iter().map(|it| format!("{}:{}", it.profile, it.memory.mib()));
+    texts.collect::<Vec<String>>().join(" ")
+}
+
+fn device_at(text: &str) -> Option<DeviceAt> {
+    Some(match text.split_once('.') {
+        Some((gpu, instance)) => DeviceAt { gpu: whole(gpu)?, instance: Some(whole(instance)?) },
+        None => DeviceAt { gpu: whole(text)?, instance: None },
+    })
+}
+
 impl fmt::Display for DeviceAt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.instance {
@@ -103,70 +203,41 @@ impl fmt::Display for DeviceAt {
     }
 }
 
-/// A value of another form.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BadForm;
-
-impl FromStr for DeviceAt {
-    type Err = BadForm;
-
-    fn from_str(text: &str) -> Result<Self, BadForm> {
-        let number = |text: &str| u32::try_from(whole(text)?).map_err(|_| BadForm);
-        Ok(match text.split_once('.') {
-            Some((gpu, instance)) => Self { gpu: number(gpu)?, instance: Some(number(instance)?) },
-            None => Self { gpu: number(text)?, instance: None },
-        })
-    }
+fn other_use(text: &str) -> Option<BTreeMap<DeviceAt, MemMib>> {
+    let one = |part: &str| {
+        let (device, memory) = part.split_once(':')?;
+        Some((device_at(device)?, device_memory(memory, 1)?))
+    };
+    different(parts(text, one)?)
 }
 
-/// A whole number in digits.
-fn whole(text: &str) -> Result<u64, BadForm> {
-    let are_digits = text.bytes().all(|byte| byte.is_ascii_digit());
-    text.parse().ok().filter(|_| are_digits).ok_or(BadForm)
+fn other_use_text(all: &BTreeMap<DeviceAt, MemMib>) -> String {
+    let texts = all.iter().map(|(device, memory)| format!("{device}:{}", memory.mib()));
+    texts.collect::<Vec<String>>().join("|")
 }
 
-/// Memory of a device in MiB, at least `least`.
-pub(crate) fn device_memory(text: &str, least: u64) -> Result<MemMib, BadForm> {
-    let memory = MemMib::new(whole(text)?);
-    let is_legal = memory >= MemMib::new(least) && memory <= MAX_DEVICE_MEMORY;
-    if is_legal { Ok(memory) } else { Err(BadForm) }
+/// The devices that a pod holds.
+fn devices(text: &str) -> Option<Vec<(DeviceAt, Demand)>> {
+    let all: Vec<_> = parts(text, held)?;
+    let by_device: BTreeMap<DeviceAt, Demand> = different(all.clone())?;
+    (by_device.len() <= MAX_DEVICES_PER_NODE).then_some(all)
 }
 
-/// A share in thousandths with up to three decimals, at most 1000.
-pub(crate) fn share(text: &str) -> Result<Share, BadForm> {
-    let (milli, decimals) = text.split_once('.').map_or((text, ""), |(a, b)| (a, b));
-    let is_legal = decimals.len() <= 3 && !(text.contains('.') && decimals.is_empty());
-    let micro = if is_legal { whole(&format!("{decimals:0<3}"))? } else { return Err(BadForm) };
-    let millionths = whole(milli)?.checked_mul(1000).and_then(|milli| milli.checked_add(micro));
-    let share = Share::from_millionths(millionths.ok_or(BadForm)?);
-    if share <= Share::WHOLE { Ok(share) } else { Err(BadForm) }
-}
-
-/// The text that [`share`] reads.
-pub(crate) fn share_text(share: Share) -> String {
-    let (milli, micro) = (share.millionths() / 1000, share.millionths() % 1000);
-    match micro {
-        0 => milli.to_string(),
-        _ => format!("{milli}.{micro:03}").trim_end_matches('0').to_owned(),
-    }
-}
-
-/// A share in whole thousandths, rounded up.
-pub(crate) fn milli_up(share: Share) -> u32 {
-    u32::try_from(share.millionths().div_ceil(1000)).unwrap_or(u32::MAX)
+/// Values of devices; `None` if one is named twice.
+fn different<T>(all: Vec<(DeviceAt, T)>) -> Option<BTreeMap<DeviceAt, T>> {
+    let count = all.len();
+    Some(BTreeMap::from_iter(all)).filter(|all| all.len() == count)
 }
 
 /// `device:memory:share`, of a pod that runs there.
-pub(crate) fn held(text: &str) -> Result<(DeviceAt, Demand), BadForm> {
-    let mut parts = text.split(':');
-    let mut part = || parts.next().map(str::trim).ok_or(BadForm);
-    let (device, memory) = (part()?.parse()?, device_memory(part()?, 0)?);
-    let demand = Demand { memory, share: share(part()?)? };
-    if parts.next().is_none() { Ok((device, demand)) } else { Err(BadForm) }
+fn held(text: &str) -> Option<(DeviceAt, Demand)> {
+    let (device, amounts) = text.split_once(':')?;
+    let (memory, share) = amounts.split_once(':')?;
+    let memory = device_memory(memory.trim(), 0)?;
+    Some((device_at(device.trim())?, Demand { memory, share: self::share(share.trim())? }))
 }
 
-/// The text that [`held`] reads.
-pub(crate) fn held_text((device, demand): &(DeviceAt, Demand)) -> String {
+fn held_text((device, demand): &(DeviceAt, Demand)) -> String {
     format!("{device}:{}:{}", demand.memory.mib(), share_text(demand.share))
 }
 
@@ -175,29 +246,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_thousandths_with_up_to_three_decimals() {
-        for (text, millionths) in
-            [("0", 0), ("1", 1000), ("333.33", 333_330), ("0.001", 1), ("1000", 1_000_000)]
-        {
-            assert_eq!(share(text), Ok(Share::from_millionths(millionths)));
-            assert_eq!(share_text(Share::from_millionths(millionths)), text);
-        }
-        for bad in
-            ["", ".5", "1.", "1.0001", "1000.001", "-1", "1e2", "0x1", "99999999999999999999"]
-        {
-            assert_eq!(share(bad), Err(BadForm), "{bad}");
-        }
-        let [none, some, most] = [0, 1, 999_001].map(|it| milli_up(Share::from_millionths(it)));
-        assert_eq!((none, some, most), (0, 1, 1000));
-    }
-
-    #[test]
     fn devices_and_what_is_held_of_them_are_read_as_written() {
         for text in ["0:0:0", "12:4096:250", "3.6:19968:1000", "0.0:1:0.001"] {
             assert_eq!(held_text(&held(text).unwrap()), text);
         }
         for bad in ["", "0", "0:1", "0:1:1:1", "a:1:1", "0.:1:1", "0:99999999999:1", "0:1:1001"] {
-            assert_eq!(held(bad), Err(BadForm), "{bad}");
+            assert_eq!(held(bad), None, "{bad}");
         }
     }
 }

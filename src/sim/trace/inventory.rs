@@ -1,16 +1,19 @@
-//! What a row of a trace means in the terms of the ledger: devices of a node, request of a pod.
-
-use std::num::NonZeroU32;
+//! What a row of a trace means in the terms of the ledger: the devices of a node.
 
 use crate::hardware::device::{
-    Device, DeviceId, DeviceIndex, DeviceKind, Health, InventoryError, MigProfile, ModelFilter,
-    ModelName,
+    Device, DeviceId, DeviceIndex, DeviceKind, Health, InventoryError, MigProfile, ModelName,
 };
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::mig::Geometry;
-use crate::hardware::units::{MemMib, Share};
-use crate::model::request::{Amount, GpuRequest, Movable};
-use crate::sim::trace::dimensions::{DeviceAt, MoreOfNode, MoreOfPod, TraceInstance};
+use crate::hardware::units::MemMib;
+use crate::sim::trace::dimensions::{DeviceAt, MoreOfNode, TraceInstance};
+
+/// A device with its place in the trace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TraceDevice {
+    pub(crate) at: DeviceAt,
+    pub(crate) device: Device,
+}
 
 /// The GPUs of a row of the node file.
 #[derive(Debug, Clone, Copy)]
@@ -20,24 +23,8 @@ pub(crate) struct RowOfNode<'r> {
     pub(crate) more: Option<&'r MoreOfNode>,
 }
 
-/// The GPU request in a row of the pod file.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct RowOfPod<'r> {
-    pub(crate) num_gpu: u32,
-    pub(crate) gpu_milli: u32,
-    pub(crate) gpu_spec: &'r [String],
-    pub(crate) more: Option<&'r MoreOfPod>,
-}
-
-/// A device with its place in the trace.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct TraceDevice {
-    pub(crate) at: DeviceAt,
-    pub(crate) device: Device,
-}
-
 impl<'r> RowOfNode<'r> {
-    /// The devices: each GPU, followed by its instances. `rank` makes their UUIDs unique; their
+    /// Its devices: each GPU, followed by its instances. `rank` makes their UUIDs unique; their
     /// order is that of the trace.
     pub(crate) fn devices(self, rank: usize) -> Result<Vec<TraceDevice>, InventoryError> {
         let mut devices = Vec::new();
@@ -45,13 +32,14 @@ impl<'r> RowOfNode<'r> {
             let instances = self.instances(gpu);
             let id = DeviceId::new(&format!("GPU-{rank:07}-{gpu:03}"))?;
             let kind = if instances.is_empty() { DeviceKind::Gpu } else { DeviceKind::MigParent };
-            let parent = self.device((gpu, None), id.clone(), self.total(gpu), kind);
-            devices.push(parent);
-            for (at, instance) in (0..).zip(instances) {
-                let own = DeviceId::new(&format!("MIG-{rank:07}-{gpu:03}-{at:03}"))?;
+            let at = DeviceAt { gpu, instance: None };
+            devices.push(self.device(at, id.clone(), self.total(gpu), kind));
+            for (number, instance) in (0..).zip(instances) {
+                let own = DeviceId::new(&format!("MIG-{rank:07}-{gpu:03}-{number:03}"))?;
                 let (parent, profile) = (id.clone(), instance.profile.clone());
                 let kind = DeviceKind::MigInstance { parent, profile };
-                devices.push(self.device((gpu, Some(at)), own, instance.memory, kind));
+                let at = DeviceAt { gpu, instance: Some(number) };
+                devices.push(self.device(at, own, instance.memory, kind));
             }
         }
         Ok(devices)
@@ -62,19 +50,12 @@ impl<'r> RowOfNode<'r> {
         NodeInventory::new(devices.iter().map(|it| it.device.clone()).collect())
     }
 
-    fn device(
-        self,
-        (gpu, instance): (u32, Option<u32>),
-        id: DeviceId,
-        total: MemMib,
-        kind: DeviceKind,
-    ) -> TraceDevice {
-        let at = DeviceAt { gpu, instance };
+    fn device(self, at: DeviceAt, id: DeviceId, total: MemMib, kind: DeviceKind) -> TraceDevice {
         let is_ill = self.more.is_some_and(|more| more.unavailable.contains(&at));
         let device = Device {
             id,
-            index: DeviceIndex(gpu),
-            model: ModelName::new(self.model_of(gpu)),
+            index: DeviceIndex(at.gpu),
+            model: ModelName::new(self.model_of(at.gpu)),
             total,
             reserved: MemMib::ZERO,
             kind,
@@ -114,7 +95,10 @@ impl<'r> RowOfNode<'r> {
     }
 
     pub(crate) fn instances(self, gpu: u32) -> &'r [TraceInstance] {
-        self.more.and_then(|more| more.instances.get(position(gpu))).map_or(&[], Vec::as_slice)
+        self.more
+            .as_ref()
+            .and_then(|more| more.instances.get(position(gpu)))
+            .map_or(&[], Vec::as_slice)
     }
 
     /// The usual memory of an instance, where its model is listed.
@@ -136,30 +120,6 @@ impl<'r> RowOfNode<'r> {
 
 fn position(gpu: u32) -> usize {
     usize::try_from(gpu).unwrap_or(usize::MAX)
-}
-
-impl RowOfPod<'_> {
-    /// The request; `None` for a pod without a GPU.
-    pub(crate) fn request(self) -> Option<GpuRequest> {
-        let count = NonZeroU32::new(self.num_gpu)?;
-        let models = ModelFilter::new(self.gpu_spec.iter().map(String::as_str));
-        let amount = match self.more.and_then(|more| more.amount.clone()) {
-            Some(amount) => amount,
-            None if self.gpu_milli >= 1000 => Amount::Whole,
-            None => Amount::Fraction(Share::from_millionths(u64::from(self.gpu_milli) * 1000)),
-        };
-        let plain = GpuRequest { models, ..GpuRequest::several(amount, count) };
-        let Some(more) = self.more else { return Some(plain) };
-        Some(GpuRequest {
-            isolation: more.isolation,
-            limit: more.limit,
-            movable: more.bursts.map_or(Movable::Never, |_| Movable::Restart),
-            policy: more.policy,
-            min_memory: more.min_memory,
-            by_instance: more.by_instance,
-            ..plain
-        })
-    }
 }
 
 /// Memory of a GPU whose file names the model and not the memory: the public trace. It decides

@@ -10,42 +10,66 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read;
-use std::ops::RangeInclusive;
+use std::mem;
+use std::num::NonZeroU32;
 use std::path::Path;
 
-use crate::hardware::device::{InventoryError, ModelFilter, ModelName};
+use serde::{Deserialize, Serialize};
+
+use crate::hardware::device::{
+    DeviceId, InventoryError, MAX_DEVICES_PER_NODE, ModelFilter, ModelName,
+};
 use crate::hardware::device_class::DeviceClass;
 use crate::hardware::pool::PoolRule;
-use crate::hardware::units::Share;
-use crate::model::request::{Amount, GpuRequest};
-use crate::sim::trace::dimensions::{DeviceAt, MoreOfNode, MoreOfPod, TracePlacement, milli_up};
-use crate::sim::trace::inventory::{RowOfNode, RowOfPod, TraceDevice};
-use crate::sim::trace::optional::{NodeColumns, PodColumns};
-use crate::sim::trace::table::{Table, TraceError};
+use crate::hardware::units::{MemMib, Share};
+use crate::model::request::{Amount, GpuRequest, Isolation, Limit, Movable};
+use crate::sim::trace::dimensions::{
+    DeviceAt, GpuColumns, INSTANCES, MoreOfNode, MoreOfPod, RuleColumns, TraceBursts,
+    TracePlacement,
+};
+use crate::sim::trace::forms::{self, Form, milli_up};
+use crate::sim::trace::inventory::{RowOfNode, TraceDevice};
+use crate::sim::trace::table::{Row, Table, TraceError};
 
 /// Up to 10,000 cores on a node.
-pub(crate) const CPU_MILLI: RangeInclusive<u64> = 0..=10_000_000;
+pub(crate) const MAX_CPU_MILLI: u64 = 10_000_000;
 /// Up to 1 PiB on a node.
-pub(crate) const MEMORY_MIB: RangeInclusive<u64> = 0..=1 << 30;
+pub(crate) const MAX_MEMORY_MIB: u64 = 1 << 30;
 /// GPUs of a node or of a pod; NVML itself supports far fewer.
-const GPUS: RangeInclusive<u32> = 0..=256;
+const MAX_GPUS: u64 = 256;
 /// Seconds; wide enough for an epoch.
-const SECONDS: RangeInclusive<u64> = 0..=9_999_999_999;
+const MAX_SECONDS: u64 = 9_999_999_999;
+
+/// Columns of a node file; it has at least the first five.
+pub(crate) const NODE_COLUMNS: &str = "sn,cpu_milli,memory_mib,gpu,model,gpu_memory_mib,gpu_models,\
+    mig,slots,mig_instances,enforcement,unavailable,other_use_mib";
+/// Columns of a pod file; one that gpupack writes has at least the first eight.
+pub(crate) const POD_COLUMNS: &str = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,\
+    creation_time,deletion_time,gpu_memory_mib,mig_profile,gpu_slots,isolation,limit_milli,\
+    limit_gpu_memory_mib,burst_gap_seconds,burst_seconds,burst_memory_milli,policy,\
+    min_gpu_memory_mib,by_instance,priority,node,devices,placed_isolation";
 
 /// One row of the node file.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct TraceNode {
     /// Unique in the file.
+    #[serde(rename = "sn", alias = "name", deserialize_with = "forms::name")]
     pub name: String,
     /// CPU, in thousandths of a core.
+    #[serde(deserialize_with = "forms::number::<0, MAX_CPU_MILLI, _, _>")]
     pub cpu_milli: u64,
     /// Host memory, in MiB.
+    #[serde(deserialize_with = "forms::number::<0, MAX_MEMORY_MIB, _, _>")]
     pub memory_mib: u64,
     /// How many GPUs the node has; 0 for a node without any.
+    #[serde(rename = "gpu", deserialize_with = "forms::number::<0, MAX_GPUS, _, _>")]
     pub gpus: u32,
     /// GPU model, as pods name it in their `gpu_spec`; may be empty.
+    #[serde(deserialize_with = "forms::model")]
     pub model: String,
     /// What the optional columns say, if anything.
+    #[serde(skip)]
     pub more: Option<Box<MoreOfNode>>,
 }
 
@@ -89,26 +113,36 @@ impl TraceNode {
 }
 
 /// One row of the pod file.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct TracePod {
     /// Unique in the file.
+    #[serde(deserialize_with = "forms::name")]
     pub name: String,
     /// CPU request, in thousandths of a core.
+    #[serde(deserialize_with = "forms::number::<0, MAX_CPU_MILLI, _, _>")]
     pub cpu_milli: u64,
     /// Host memory request, in MiB.
+    #[serde(deserialize_with = "forms::number::<0, MAX_MEMORY_MIB, _, _>")]
     pub memory_mib: u64,
     /// How many GPUs the pod requests; 0 for a CPU-only pod.
+    #[serde(deserialize_with = "forms::number::<0, MAX_GPUS, _, _>")]
     pub num_gpu: u32,
     /// Share of each GPU, in thousandths, rounded up: 0 without GPUs. For a pod that requests no
     /// share this is what the amount is of one, see [`size_up`]; figures count it.
+    #[serde(skip)]
     pub gpu_milli: u32,
     /// Models that the pod accepts, in the file's order, repetitions kept; empty accepts any.
+    #[serde(with = "forms")]
     pub gpu_spec: Vec<String>,
     /// When the pod was submitted, in seconds since the trace began, if the file says so.
+    #[serde(deserialize_with = "forms::some_number::<0, MAX_SECONDS, _>")]
     pub creation_time: Option<u64>,
     /// When the pod was gone, in seconds since the trace began, if the file says so.
+    #[serde(deserialize_with = "forms::some_number::<0, MAX_SECONDS, _>")]
     pub deletion_time: Option<u64>,
     /// What the optional columns say, if anything.
+    #[serde(skip)]
     pub more: Option<Box<MoreOfPod>>,
 }
 
@@ -116,9 +150,24 @@ impl TracePod {
     /// What it requests of GPUs; `None` for a pod without a GPU.
     #[must_use]
     pub fn request(&self) -> Option<GpuRequest> {
-        let TracePod { num_gpu, gpu_milli, gpu_spec, more, .. } = self;
-        let more = more.as_deref();
-        RowOfPod { num_gpu: *num_gpu, gpu_milli: *gpu_milli, gpu_spec, more }.request()
+        let count = NonZeroU32::new(self.num_gpu)?;
+        let models = ModelFilter::new(self.gpu_spec.iter().map(String::as_str));
+        let amount = match self.more.as_ref().and_then(|more| more.amount.clone()) {
+            Some(amount) => amount,
+            None if self.gpu_milli >= 1000 => Amount::Whole,
+            None => Amount::Fraction(Share::from_millionths(u64::from(self.gpu_milli) * 1000)),
+        };
+        let plain = GpuRequest { models, ..GpuRequest::several(amount, count) };
+        let Some(more) = &self.more else { return Some(plain) };
+        Some(GpuRequest {
+            isolation: more.isolation,
+            limit: more.limit,
+            movable: more.bursts.map_or(Movable::Never, |_| Movable::Restart),
+            policy: more.policy,
+            min_memory: more.min_memory,
+            by_instance: more.by_instance,
+            ..plain
+        })
     }
 
     /// Its priority.
@@ -221,7 +270,7 @@ pub fn read_pods(path: &Path) -> Result<Vec<TracePod>, TraceError> {
 }
 
 fn open(path: &Path, file: &str) -> Result<File, TraceError> {
-    File::open(path).map_err(|source| TraceError::Open { file: file.to_owned(), source })
+    File::open(path).map_err(|source| TraceError::Open(file.to_owned(), source))
 }
 
 /// Reads nodes from `reader`; `file` is its name in errors.
@@ -232,24 +281,12 @@ fn open(path: &Path, file: &str) -> Result<File, TraceError> {
 /// Any [`TraceError`] except `Open`.
 pub fn parse_nodes(file: &str, reader: impl Read) -> Result<Vec<TraceNode>, TraceError> {
     let mut table = Table::new(file, reader)?;
-    let name = match table.find("sn")? {
-        Some(column) => column,
-        None => table.require("name")?,
-    };
-    let [cpu, memory] = [table.require("cpu_milli")?, table.require("memory_mib")?];
-    let [gpus, model] = [table.require("gpu")?, table.require("model")?];
-    let optional = NodeColumns::find(&table)?;
-    table.rows(name, |row| {
-        let (gpus, model) = (row.number(gpus, GPUS)?, row.model(model)?);
-        Ok(TraceNode {
-            name: row.text(name).to_owned(),
-            cpu_milli: row.number(cpu, CPU_MILLI)?,
-            memory_mib: row.number(memory, MEMORY_MIB)?,
-            more: optional.read(row, (gpus, &model))?,
-            gpus,
-            model,
-        })
-    })
+    let name = if table.has("sn") { "sn" } else { "name" };
+    if name == "sn" {
+        table.ignore("name");
+    }
+    table.check(&NODE_COLUMNS.replacen("sn", name, 1), 5)?;
+    table.rows(node_of, |node| &node.name)
 }
 
 /// Reads pods from `reader`; `file` is its name in errors.
@@ -261,29 +298,209 @@ pub fn parse_nodes(file: &str, reader: impl Read) -> Result<Vec<TraceNode>, Trac
 /// Any [`TraceError`] except `Open`.
 pub fn parse_pods(file: &str, reader: impl Read) -> Result<Vec<TracePod>, TraceError> {
     let mut table = Table::new(file, reader)?;
-    let name = table.require("name")?;
-    let [cpu, memory] = [table.require("cpu_milli")?, table.require("memory_mib")?];
-    let num = table.require("num_gpu")?;
-    let optional = PodColumns::find(&table)?;
-    let spec = table.find("gpu_spec")?;
-    let [created, deleted] = [table.find("creation_time")?, table.find("deletion_time")?];
-    table.rows(name, |row| {
-        let num_gpu = row.number(num, GPUS)?;
-        let (cpu_milli, memory_mib) =
-            (row.number(cpu, CPU_MILLI)?, row.number(memory, MEMORY_MIB)?);
-        let requested = optional.read(row, num_gpu)?;
-        Ok(TracePod {
-            name: row.text(name).to_owned(),
-            cpu_milli,
-            memory_mib,
-            num_gpu,
-            gpu_milli: requested.gpu_milli,
-            more: requested.more,
-            gpu_spec: spec.map_or(Ok(Vec::new()), |column| row.models(column))?,
-            creation_time: created.map_or(Ok(None), |column| row.number_if_any(column, SECONDS))?,
-            deletion_time: deleted.map_or(Ok(None), |column| row.number_if_any(column, SECONDS))?,
-        })
+    table.check(POD_COLUMNS, 5)?;
+    table.rows(pod_of, |pod| &pod.name)
+}
+
+/// A row of a node file.
+fn node_of(row: Row<'_>) -> Result<TraceNode, TraceError> {
+    let mut node: TraceNode = row.part()?;
+    let mut more: MoreOfNode = row.part()?;
+    let RuleColumns { slots, mig_instances, enforcement } = row.part()?;
+    more.rule =
+        PoolRule { replicas: slots, instances: mig_instances, enforcement, ..PoolRule::default() };
+    check_counts(&row, node.gpus, &more)?;
+    if more.gpu_memory.iter().all(|memory| *memory == more.gpu_memory[0]) {
+        more.gpu_memory.truncate(1);
+    }
+    if more.gpu_models.iter().all(|model| *model == node.model) {
+        more.gpu_models.clear();
+    }
+    let mut instances = mem::take(&mut more.instances);
+    node.more = Some(Box::new(more));
+    for (gpu, of_gpu) in (0..).zip(&mut instances) {
+        for instance in of_gpu.iter_mut().filter(|instance| instance.memory == MemMib::ZERO) {
+            let Some(memory) = node.row().memory_of_profile(gpu, &instance.profile) else {
+                return row.refuse("mig", INSTANCES);
+            };
+            instance.memory = memory;
+        }
+    }
+    if let Some(more) = node.more.as_mut().filter(|_| instances.iter().any(|it| !it.is_empty())) {
+        more.instances = instances;
+    }
+    if node.more.as_deref() == Some(&MoreOfNode::default()) {
+        node.more = None;
+    }
+    check_devices(&row, &node)?;
+    Ok(node)
+}
+
+/// Refuses a list that has not one value for each GPU, and more devices than a node can have.
+fn check_counts(row: &Row<'_>, gpus: u32, more: &MoreOfNode) -> Result<(), TraceError> {
+    let count = usize::try_from(gpus).unwrap_or(usize::MAX);
+    let [memory, instances] = [more.gpu_memory.len(), more.instances.len()];
+    // One number is for all GPUs.
+    let memory = if memory == 1 { 0 } else { memory };
+    for (column, values) in
+        [("gpu_memory_mib", memory), ("gpu_models", more.gpu_models.len()), ("mig", instances)]
+    {
+        if values > 0 && values != count {
+            return row.refuse(column, format!("{gpus} values between `|`, one for each GPU"));
+        }
+    }
+    if gpus == 0 && !more.gpu_memory.is_empty() {
+        return row.refuse("gpu_memory_mib", "nothing, for a node without GPUs");
+    }
+    match count + more.instances.iter().map(Vec::len).sum::<usize>() > MAX_DEVICES_PER_NODE {
+        true => row.refuse("mig", format!("at most {MAX_DEVICES_PER_NODE} devices")),
+        false => Ok(()),
+    }
+}
+
+/// Refuses what no node can have, so that the error names the line.
+fn check_devices(row: &Row<'_>, node: &TraceNode) -> Result<(), TraceError> {
+    let Some(more) = &node.more else { return Ok(()) };
+    let devices = node.devices(0).or_else(|error| row.refuse("mig", error))?;
+    let known: BTreeSet<DeviceAt> = devices.iter().map(|it| it.at).collect();
+    if !more.unavailable.is_subset(&known) {
+        return row.refuse("unavailable", BTreeSet::<DeviceAt>::allowed());
+    }
+    if !more.other_use.keys().all(|device| known.contains(device)) {
+        return row.refuse("other_use_mib", "devices of the node, such as `0:512|1.2:64`");
+    }
+    let fault = match RowOfNode::inventory(&devices) {
+        Err(error) => error.to_string(),
+        Ok(inventory) => {
+            let is_listed = |id: &DeviceId| {
+                devices.iter().any(|it| it.device.id == *id && more.unavailable.contains(&it.at))
+            };
+            match inventory.faults().iter().find(|(id, _)| !is_listed(id)) {
+                Some((_, fault)) => fault.to_string(),
+                None => return Ok(()),
+            }
+        }
+    };
+    let columns = ["mig", "gpu_memory_mib", "gpu_models"];
+    let column = columns.into_iter().find(|column| !row.text(column).is_empty());
+    row.refuse(column.unwrap_or("mig"), format!("devices that a node can have: {fault}"))
+}
+
+/// A row of a pod file.
+fn pod_of(mut row: Row<'_>) -> Result<TracePod, TraceError> {
+    let mut pod: TracePod = row.part()?;
+    if pod.gpu_spec.iter().any(String::is_empty) {
+        return row.refuse("gpu_spec", "GPU models separated by `|`");
+    }
+    if pod.num_gpu == 0 {
+        // A pod without a GPU that qualifies one is a mistake.
+        let optional = POD_COLUMNS.split(',').skip(8);
+        let of_gpus = optional.filter(|column| !["priority", "node"].contains(column));
+        row.refuse_all(&of_gpus.collect::<Vec<&str>>(), "nothing, as `num_gpu` is 0")?;
+    }
+    let columns: GpuColumns = row.part()?;
+    let mut more: MoreOfPod = row.part()?;
+    if pod.num_gpu > 0 {
+        (pod.gpu_milli, more.amount) = amount(&row, pod.num_gpu, &columns)?;
+        more.limit = limit(&row, &columns)?;
+        more.bursts = bursts(&row, pod.num_gpu, &more, &columns)?;
+    } else if columns.gpu_milli != Some(Share::ZERO) {
+        return row.refuse("gpu_milli", 0);
+    }
+    more.placed = placed(&row)?;
+    pod.more = Some(Box::new(more)).filter(|more| **more != MoreOfPod::default());
+    Ok(pod)
+}
+
+/// The share in thousandths, rounded up, and the amount if that does not say all.
+fn amount(
+    row: &Row<'_>,
+    num_gpu: u32,
+    columns: &GpuColumns,
+) -> Result<(u32, Option<Amount>), TraceError> {
+    let GpuColumns { gpu_memory_mib: memory, mig_profile, gpu_slots, .. } = columns;
+    let (share, has_slot) = (columns.gpu_milli.unwrap_or_default(), *gpu_slots == Some(1));
+    let milli = milli_up(share);
+    if let Some(profile) = mig_profile {
+        return match *memory > MemMib::ZERO || has_slot || ![0, 1000].contains(&milli) {
+            true => row.refuse("mig_profile", "a profile and no `gpu_memory_mib`, slot or share"),
+            false => Ok((1000, Some(Amount::MigInstance(profile.clone())))),
+        };
+    }
+    let has_amount = *memory > MemMib::ZERO || share > Share::ZERO;
+    if has_slot {
+        return match has_amount || num_gpu != 1 {
+            true => row.refuse("gpu_slots", "`1`, with `num_gpu` 1 and without share and memory"),
+            false => Ok((0, Some(Amount::SharedSlot))),
+        };
+    }
+    Ok(match *memory {
+        _ if !has_amount => return row.refuse("gpu_milli", Share::allowed()),
+        MemMib::ZERO if share.millionths().is_multiple_of(1000) => (milli, None),
+        MemMib::ZERO => (milli, Some(Amount::Fraction(share))),
+        memory if share == Share::ZERO => (0, Some(Amount::Memory(memory))),
+        memory => (milli, Some(Amount::FractionAndMemory(share, memory))),
     })
+}
+
+fn limit(row: &Row<'_>, columns: &GpuColumns) -> Result<Option<Limit>, TraceError> {
+    let GpuColumns { gpu_milli, gpu_memory_mib: memory, .. } = columns;
+    match (columns.limit_milli, columns.limit_gpu_memory_mib) {
+        (None, None) => Ok(None),
+        (Some(_), Some(_)) => row.refuse("limit_milli", "nothing beside `limit_gpu_memory_mib`"),
+        (Some(limit), None) => match gpu_milli.filter(|share| *share > Share::ZERO) {
+            Some(share) if limit >= share && columns.mig_profile.is_none() => {
+                Ok(Some(Limit::Fraction(limit)))
+            }
+            _ => row.refuse("limit_milli", "thousandths from the requested share to 1000"),
+        },
+        (None, Some(limit)) if *memory > MemMib::ZERO && limit >= *memory => {
+            Ok(Some(Limit::Memory(limit)))
+        }
+        (None, Some(_)) => {
+            row.refuse("limit_gpu_memory_mib", "MiB, at least the requested `gpu_memory_mib`")
+        }
+    }
+}
+
+/// When it uses more than it requests. Only a pod that may be a guest does.
+fn bursts(
+    row: &Row<'_>,
+    num_gpu: u32,
+    more: &MoreOfPod,
+    columns: &GpuColumns,
+) -> Result<Option<TraceBursts>, TraceError> {
+    let all = ["burst_gap_seconds", "burst_seconds", "burst_memory_milli"];
+    let Some(column) = all.into_iter().find(|column| !row.text(column).is_empty()) else {
+        return Ok(None);
+    };
+    if num_gpu != 1 {
+        return row.refuse(column, "nothing, as `num_gpu` is not 1");
+    }
+    if more.limit.is_none() {
+        return row.refuse(column, "nothing without a limit of the pod");
+    }
+    if more.isolation != Isolation::None {
+        return row.refuse(column, "nothing beside an isolation");
+    }
+    let memory_milli = columns.burst_memory_milli.unwrap_or(1000);
+    match (columns.burst_gap_seconds, columns.burst_seconds) {
+        (Some(gap_seconds), Some(seconds)) => {
+            Ok(Some(TraceBursts { gap_seconds, seconds, memory_milli }))
+        }
+        _ => row.refuse(column, "`burst_gap_seconds` and `burst_seconds`, or neither"),
+    }
+}
+
+fn placed(row: &Row<'_>) -> Result<Option<TracePlacement>, TraceError> {
+    let placed: TracePlacement = row.part()?;
+    if !placed.node.is_empty() {
+        return Ok(Some(placed));
+    }
+    match ["devices", "placed_isolation"].into_iter().find(|column| !row.text(column).is_empty()) {
+        Some(column) => row.refuse(column, "nothing without a `node`"),
+        None => Ok(None),
+    }
 }
 
 #[cfg(test)]

@@ -1,16 +1,14 @@
-//! A CSV table with a header, read row by row, every value checked when it is read.
-//!
-//! [`crate::sim::trace::read`] says which columns exist and what they may contain. This module
-//! finds them and says exactly what is wrong and where. It knows nothing of pods and nodes.
+//! CSV tables with a header. This module knows nothing of pods and nodes: it finds columns, reads
+//! rows part by part, says what is wrong and where, and writes rows.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::io;
-use std::io::Read;
-use std::ops::RangeInclusive;
-use std::str::FromStr;
+use std::io::{self, Read};
 
 use csv::{ErrorKind, StringRecord};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde::de::value::MapDeserializer;
 
 /// Largest file read, in bytes. The public trace has 0.7 MB per file.
 const FILE_BYTES_MAX: u64 = 256 << 20;
@@ -19,98 +17,39 @@ const FILE_BYTES_MAX: u64 = 256 << 20;
 const ROWS_MAX: usize = 1_000_000;
 /// Longest line read, in bytes. A file with longer ones is no table, and would only fill memory.
 const LINE_BYTES_MAX: usize = 1 << 20;
-/// The longest name of a pod or node in Kubernetes.
-const NAME_BYTES_MAX: usize = 253;
 /// Longest part of a bad value that an error repeats.
 const SHOWN_CHARS_MAX: usize = 40;
 
-/// Why a trace was not read. Lines count from 1, the header included.
+/// Why a trace was not read.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// The file could not be opened.
-    #[error("cannot open `{file}`")]
-    Open {
-        /// The file as given.
-        file: String,
-        /// The system's error.
-        source: io::Error,
-    },
+    #[error("cannot open `{0}`")]
+    Open(String, #[source] io::Error),
     /// Reading stopped in the middle: the disk failed, or the text is not UTF-8.
-    #[error("cannot read `{file}`")]
-    Read {
-        /// The file as given.
-        file: String,
-        /// The CSV reader's error, with the position.
-        source: csv::Error,
-    },
-    /// There is no row below the header.
-    #[error("`{file}` holds no rows")]
-    Empty {
-        /// The file as given.
-        file: String,
-    },
-    /// The file is larger than any known trace.
-    #[error("`{file}` is too large: allowed are {ROWS_MAX} rows and {FILE_BYTES_MAX} bytes")]
-    TooLarge {
-        /// The file as given.
-        file: String,
-    },
+    #[error("cannot read `{0}`")]
+    Read(String, #[source] csv::Error),
     /// A column that every trace must have is not in the header.
-    #[error("`{file}` has no column `{column}`")]
-    MissingColumn {
-        /// The file as given.
-        file: String,
-        /// The column looked for.
-        column: &'static str,
-    },
-    /// A column appears twice in the header.
-    #[error("`{file}` has the column `{column}` more than once")]
-    RepeatedColumn {
-        /// The file as given.
-        file: String,
-        /// The column found twice.
-        column: &'static str,
-    },
-    /// A row has more or fewer values than the header.
-    #[error("`{file}` line {line}: {found} values, expected {expected} as in the header")]
-    RowLength {
-        /// The file as given.
-        file: String,
-        /// The line.
-        line: u64,
-        /// Values in the header.
-        expected: u64,
-        /// Values in this row.
-        found: u64,
-    },
-    /// A value is not what its column allows.
-    #[error(
-        "`{file}` line {line}, column `{column}`: `{value}` is not allowed, expected {allowed}"
-    )]
-    Value {
-        /// The file as given.
-        file: String,
-        /// The line.
-        line: u64,
-        /// The column.
-        column: &'static str,
-        /// The value, shortened, control characters escaped.
-        value: String,
-        /// What would have been accepted.
-        allowed: String,
-    },
-    /// Two rows have the same name.
-    #[error("`{file}` line {line}: the name `{name}` was already used on line {first_line}")]
-    RepeatedName {
-        /// The file as given.
-        file: String,
-        /// The second row.
-        line: u64,
-        /// The name.
-        name: String,
-        /// The first row.
-        first_line: u64,
-    },
+    #[error("`{0}` has no column `{1}`")]
+    MissingColumn(String, String),
+    /// It is no table of a trace: file, line and column. Lines count from 1, the header included.
+    #[error("`{0}`{1}")]
+    Refused(String, String),
+}
+
+impl TraceError {
+    fn refused(file: &str, fault: impl Display) -> Self {
+        Self::Refused(file.to_owned(), fault.to_string())
+    }
+
+    fn of_csv(file: &str, error: csv::Error) -> Self {
+        let ErrorKind::UnequalLengths { pos, expected_len, len } = error.kind() else {
+            return Self::Read(file.to_owned(), error);
+        };
+        let line = pos.as_ref().map_or(0, csv::Position::line);
+        let fault = format!(" line {line}: {len} values, expected {expected_len} as in the header");
+        Self::refused(file, fault)
+    }
 }
 
 /// Reads on until a line is too long.
@@ -139,13 +78,6 @@ impl<R: Read> Read for ShortLines<R> {
     }
 }
 
-/// A column that was found in the header.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Column {
-    title: &'static str,
-    index: usize,
-}
-
 /// A CSV file whose header has been read.
 pub(crate) struct Table<'f, R> {
     file: &'f str,
@@ -162,40 +94,48 @@ impl<'f, R: Read> Table<'f, R> {
         let limited =
             ShortLines { reader: reader.take(FILE_BYTES_MAX + 1), line: 1, line_bytes: 0 };
         let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(limited);
-        let header = reader.headers().map_err(|error| refuse(file, error))?.clone();
+        let header = reader.headers().map_err(|error| TraceError::of_csv(file, error))?.clone();
         if header.is_empty() {
-            return Err(TraceError::Empty { file: file.to_owned() });
+            return Err(TraceError::refused(file, " holds no rows"));
         }
         Ok(Self { file, reader, header, rows_max: ROWS_MAX })
     }
 
-    /// The column of that title, if there is one.
-    pub(crate) fn find(&self, title: &'static str) -> Result<Option<Column>, TraceError> {
-        let mut found = self.header.iter().enumerate().filter(|(_, cell)| *cell == title);
-        let first = found.next().map(|(index, _)| Column { title, index });
-        match found.next() {
-            Some(_) => {
-                Err(TraceError::RepeatedColumn { file: self.file.to_owned(), column: title })
+    /// Whether there is a column of that title.
+    pub(crate) fn has(&self, title: &str) -> bool {
+        self.header.iter().any(|it| it == title)
+    }
+
+    /// Ignores the column of that title.
+    pub(crate) fn ignore(&mut self, title: &str) {
+        self.header = self.header.iter().map(|it| if it == title { "" } else { it }).collect();
+    }
+
+    /// Refuses a table that has one of these columns twice, or one of the first `required` not at all.
+    pub(crate) fn check(&self, columns: &str, required: usize) -> Result<(), TraceError> {
+        for (at, title) in columns.split(',').enumerate() {
+            match self.header.iter().filter(|it| *it == title).count() {
+                0 if at < required => {
+                    return Err(TraceError::MissingColumn(self.file.to_owned(), title.to_owned()));
+                }
+                0 | 1 => {}
+                _ => {
+                    let fault = format!(" has the column `{title}` more than once");
+                    return Err(TraceError::refused(self.file, fault));
+                }
             }
-            None => Ok(first),
         }
+        Ok(())
     }
 
-    /// The column of that title, or an error.
-    pub(crate) fn require(&self, title: &'static str) -> Result<Column, TraceError> {
-        self.find(title)?
-            .ok_or(TraceError::MissingColumn { file: self.file.to_owned(), column: title })
-    }
-
-    /// Parses all rows and checks their names; an empty file is an error.
+    /// Reads all rows; an empty file, or two rows with the same name, is an error.
     pub(crate) fn rows<T>(
         &mut self,
-        name: Column,
-        parse: impl Fn(&Row<'_>) -> Result<T, TraceError>,
+        read: fn(Row<'_>) -> Result<T, TraceError>,
+        name: fn(&T) -> &str,
     ) -> Result<Vec<T>, TraceError> {
         let file = self.file;
-        let mut rows = Vec::new();
-        let mut first_lines = BTreeMap::new();
+        let (mut rows, mut first_lines) = (Vec::new(), BTreeMap::new());
         let mut record = StringRecord::new();
         loop {
             let more = self.reader.read_record(&mut record);
@@ -203,42 +143,28 @@ impl<'f, R: Read> Table<'f, R> {
             if rows.len() == self.rows_max && matches!(more, Ok(true))
                 || self.reader.get_ref().reader.limit() == 0
             {
-                return Err(TraceError::TooLarge { file: file.to_owned() });
+                let allowed = format!("{ROWS_MAX} rows and {FILE_BYTES_MAX} bytes");
+                return Err(TraceError::refused(
+                    file,
+                    format!(" is too large: allowed are {allowed}"),
+                ));
             }
-            if !more.map_err(|error| refuse(file, error))? {
+            if !more.map_err(|error| TraceError::of_csv(file, error))? {
                 break;
             }
             let line = record.position().map_or(0, csv::Position::line);
-            let row = Row { file, line, record: &record };
-            row.check_name(name)?;
-            if let Some(first_line) = first_lines.insert(row.text(name).to_owned(), line) {
-                let name = row.text(name).to_owned();
-                return Err(TraceError::RepeatedName {
-                    file: file.to_owned(),
-                    line,
-                    name,
-                    first_line,
-                });
+            let row = read(Row { file, line, header: &self.header, record: record.clone() })?;
+            if let Some(first_line) = first_lines.insert(name(&row).to_owned(), line) {
+                let fault =
+                    format!("the name `{}` was already used on line {first_line}", name(&row));
+                return Err(TraceError::refused(file, format!(" line {line}: {fault}")));
             }
-            rows.push(parse(&row)?);
+            rows.push(row);
         }
-        if rows.is_empty() {
-            return Err(TraceError::Empty { file: file.to_owned() });
+        match rows.is_empty() {
+            true => Err(TraceError::refused(file, " holds no rows")),
+            false => Ok(rows),
         }
-        Ok(rows)
-    }
-}
-
-fn refuse(file: &str, error: csv::Error) -> TraceError {
-    let file = file.to_owned();
-    match error.kind() {
-        ErrorKind::UnequalLengths { pos, expected_len, len } => TraceError::RowLength {
-            file,
-            line: pos.as_ref().map_or(0, csv::Position::line),
-            expected: *expected_len,
-            found: *len,
-        },
-        _ => TraceError::Read { file, source: error },
     }
 }
 
@@ -246,102 +172,70 @@ fn refuse(file: &str, error: csv::Error) -> TraceError {
 pub(crate) struct Row<'r> {
     file: &'r str,
     line: u64,
-    record: &'r StringRecord,
+    header: &'r StringRecord,
+    record: StringRecord,
 }
 
 impl Row<'_> {
-    /// The value without the blanks around it.
-    pub(crate) fn text(&self, column: Column) -> &str {
-        self.record.get(column.index).unwrap_or_default()
+    /// The value in a column without the blanks around it; empty if there is no such column.
+    pub(crate) fn text(&self, title: &str) -> &str {
+        let at = self.header.iter().position(|it| it == title);
+        at.and_then(|at| self.record.get(at)).unwrap_or_default()
     }
 
-    /// A whole number in `range`, written in digits only.
-    pub(crate) fn number<T>(
-        &self,
-        column: Column,
-        range: RangeInclusive<T>,
-    ) -> Result<T, TraceError>
-    where
-        T: FromStr + PartialOrd + Display,
-    {
-        // Digits only: `parse` alone would accept a leading plus.
-        let text = self.text(column);
-        let digits = text.bytes().all(|byte| byte.is_ascii_digit());
-        match text.parse() {
-            Ok(value) if digits && range.contains(&value) => Ok(value),
-            _ if range.start() == range.end() => self.refuse(column, range.start()),
-            _ => self.refuse(
-                column,
-                format!("a whole number from {} to {}", range.start(), range.end()),
-            ),
+    /// What the columns say that `T` has; the others are ignored.
+    pub(crate) fn part<T: DeserializeOwned>(&self) -> Result<T, TraceError> {
+        let cells = MapDeserializer::<_, serde::de::value::Error>::new(
+            self.header.iter().zip(self.record.iter()),
+        );
+        serde_path_to_error::deserialize(cells)
+            .or_else(|error| self.refuse(&error.path().to_string(), error.inner()))
+    }
+
+    /// Refuses all values in these columns but those that say nothing, and empties them.
+    pub(crate) fn refuse_all(&mut self, columns: &[&str], why: &str) -> Result<(), TraceError> {
+        let says_nothing = |title: &&&str| matches!(self.text(title), "" | "0" | "none" | "false");
+        if let Some(title) = columns.iter().find(|title| !says_nothing(title)) {
+            return self.refuse(title, why);
         }
-    }
-
-    /// A number, or nothing.
-    pub(crate) fn number_if_any<T>(
-        &self,
-        column: Column,
-        range: RangeInclusive<T>,
-    ) -> Result<Option<T>, TraceError>
-    where
-        T: FromStr + PartialOrd + Display,
-    {
-        match self.text(column) {
-            "" => Ok(None),
-            _ => self.number(column, range).map(Some),
-        }
-    }
-
-    fn check_name(&self, column: Column) -> Result<(), TraceError> {
-        let name = self.text(column);
-        let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-        match name.len() {
-            1..=NAME_BYTES_MAX if name.bytes().all(legal) => Ok(()),
-            _ => self.refuse(
-                column,
-                format!("1 to {NAME_BYTES_MAX} ASCII letters, digits, `-`, `.` or `_`"),
-            ),
-        }
-    }
-
-    /// The model name in this column; may be empty.
-    pub(crate) fn model(&self, column: Column) -> Result<String, TraceError> {
-        self.check_model(column, self.text(column))
-    }
-
-    pub(crate) fn check_model(&self, column: Column, text: &str) -> Result<String, TraceError> {
-        let legal = |c: char| !c.is_control() && c != '|';
-        match text.len() {
-            0..=NAME_BYTES_MAX if text.chars().all(legal) => Ok(text.to_owned()),
-            _ => self.refuse(
-                column,
-                format!("at most {NAME_BYTES_MAX} bytes without `|` or control characters"),
-            ),
-        }
-    }
-
-    /// Model names separated by `|`; none if the value is empty.
-    pub(crate) fn models(&self, column: Column) -> Result<Vec<String>, TraceError> {
-        let text = self.text(column);
-        if text.is_empty() {
-            return Ok(Vec::new());
-        }
-        let models = text.split('|').map(|model| match model.trim() {
-            "" => self.refuse(column, "GPU models separated by `|`"),
-            model => self.check_model(column, model),
-        });
-        models.collect()
+        let cells = self.header.iter().zip(self.record.iter());
+        let kept = cells.map(|(title, text)| if columns.contains(&title) { "" } else { text });
+        self.record = kept.collect();
+        Ok(())
     }
 
     /// The error of a value, with what its column allows.
-    pub(crate) fn refuse<T>(&self, column: Column, allowed: impl Display) -> Result<T, TraceError> {
-        let shown = self.text(column).chars().take(SHOWN_CHARS_MAX);
-        Err(TraceError::Value {
-            file: self.file.to_owned(),
-            line: self.line,
-            column: column.title,
-            value: shown.flat_map(char::escape_debug).collect(),
-            allowed: allowed.to_string(),
-        })
+    pub(crate) fn refuse<T>(&self, title: &str, allowed: impl Display) -> Result<T, TraceError> {
+        let shown = self.text(title).chars().take(SHOWN_CHARS_MAX);
+        let (line, value) = (self.line, shown.flat_map(char::escape_debug).collect::<String>());
+        let fault = format!("`{value}` is not allowed, expected {allowed}");
+        Err(TraceError::refused(self.file, format!(" line {line}, column `{title}`: {fault}")))
     }
+}
+
+/// A table with these columns of the rows; those after the first `required` only if a row says something there.
+pub(crate) fn written<T: Serialize>(
+    rows: impl Iterator<Item = T>,
+    columns: &str,
+    required: usize,
+) -> Result<Vec<u8>, csv::Error> {
+    let mut all = csv::Writer::from_writer(Vec::new());
+    for row in rows {
+        all.serialize(row)?;
+    }
+    let all = all.into_inner().map_err(|error| error.into_error())?;
+    let mut all = csv::Reader::from_reader(all.as_slice());
+    let header = all.headers()?.clone();
+    let records: Vec<StringRecord> = all.records().collect::<Result<_, _>>()?;
+    let at = |title: &str| header.iter().position(|it| it == title).unwrap_or_default();
+    let says = |title: &str| records.iter().any(|record| !record[at(title)].is_empty());
+    let columns = columns.split(',').enumerate();
+    let kept = columns.filter(|(at, title)| *at < required || says(title)).map(|(_, title)| title);
+    let kept: Vec<&str> = kept.collect();
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    writer.write_record(&kept)?;
+    for record in &records {
+        writer.write_record(kept.iter().map(|title| &record[at(title)]))?;
+    }
+    writer.into_inner().map_err(|error| error.into_error().into())
 }

@@ -1,6 +1,5 @@
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpupack::agent::node::kubelet::devices;
 use gpupack::agent::processes::pods::{groups_in_cgroup, pod_in_cgroup};
 use gpupack::agent::simulated::fleet::Fleet;
 use gpupack::config::file::Config;
@@ -119,14 +118,6 @@ pub(crate) fn prometheus(body: &[u8]) {
     for (uid, values) in &found.series {
         assert!(wanted.contains(uid.as_str()) && values.len() == at.count);
         assert!(values.iter().flatten().all(|value| value.is_finite() && *value >= 0.0));
-    }
-}
-
-/// An answer of kubelet: the ids of devices are in it, and are no replicas.
-pub(crate) fn kubelet(frame: &[u8]) {
-    for id in devices(frame).into_iter().flatten() {
-        assert!(!id.contains("::"));
-        assert!(frame.windows(id.len().max(1)).any(|part| part == id.as_bytes()) || id.is_empty());
     }
 }
 

@@ -33,7 +33,6 @@ pub(crate) const TARGETS: [Target; 15] = [
     ("fleet", files::fleet),
     ("trace", files::trace),
     ("prometheus", files::prometheus),
-    ("kubelet", files::kubelet),
     ("cgroup", files::cgroup),
 ];
 

@@ -92,6 +92,16 @@ fn unknown_fields_of_newer_writers_are_ignored() {
     let json = r#"{"v":1,"runs_on":["GPU-c"],"devices":[{"id":"GPU-a","mib":4,"share":5,"x":{}}],"isolation":"vault"}"#;
     let read = decode(&keys("runtime.nvidia.com/gpu=GPU-a", json), &node()).unwrap().unwrap();
     assert_eq!(read, placement(&[("GPU-a", 4, 5)]));
+    assert!(has_unknown_fields(json) && has_unknown_fields("{") && has_unknown_fields("{} {}"));
+    for (json, is_unknown) in [
+        (r#"{"v":1,"devices":[{"id":"GPU-a","mib":4,"share":5}],"isolation":"vault"}"#, false),
+        (r#"{"v":1,"devices":[{"id":"GPU-a","mib":4,"share":5,"x":{}}]}"#, true),
+        (r#"{"v":1,"devices":[],"moved":{"from":[],"container":"","cpu_milli":1,"x":1}}"#, true),
+        (r#"{"v":1,"devices":[],"guest_mig":{"gpu":"","profile":"","start":0}}"#, false),
+        (r#"{"v":1,"devices":[],"guest_mig":{"gpu":"","profile":"","start":0,"x":null}}"#, true),
+    ] {
+        assert_eq!(has_unknown_fields(json), is_unknown, "{json}");
+    }
 }
 
 #[test]

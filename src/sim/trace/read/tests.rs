@@ -108,8 +108,8 @@ fn an_endless_file_is_rejected_before_it_fills_memory() {
     let mut rows = Endless { row: Some(0), rest: header, served: 0 };
     let mut table = Table::new("pods.csv", &mut rows).unwrap();
     table.rows_max = 1000;
-    let name = table.require("name").unwrap();
-    let refused = table.rows(name, |_| Ok(())).unwrap_err().to_string();
+    let refused = table.rows(|row| Ok(row.text("name").to_owned()), |name| name);
+    let refused = refused.unwrap_err().to_string();
     assert_eq!(refused, "`pods.csv` is too large: allowed are 1000000 rows and 268435456 bytes");
     assert!(rows.served < 1 << 20);
 }
@@ -132,6 +132,8 @@ fn a_node_is_named_by_its_serial_number_or_its_name() {
         assert_eq!((read[0].name.as_str(), read[0].model.as_str()), ("n1", model));
         assert_eq!((read[0].gpus, read[0].capacity_milli()), (8, 8000));
     }
+    let both = "name,sn,cpu_milli,memory_mib,gpu,model,name\n-,n1,1,1,1,,-\n";
+    assert_eq!(parse_nodes("nodes.csv", both.as_bytes()).unwrap()[0].name, "n1");
 }
 
 #[test]
@@ -207,7 +209,7 @@ fn pods_request_in_all_dimensions() {
     let text = format!("{MORE_PODS}{}\n", rows.join("\n"));
     let read = parse_pods("pods.csv", text.as_bytes()).unwrap();
     let share = Share::from_millionths;
-    let mib = crate::hardware::units::MemMib::new;
+    let mib = MemMib::new;
     let requests: Vec<_> = read.iter().map(|pod| pod.request().map(|it| it.amount)).collect();
     let expected = [
         Some(Amount::Fraction(share(250_000))),

@@ -48,8 +48,6 @@ pub struct MoreOfPod {
     pub isolation: Isolation,
     /// How much it may use while that is free.
     pub limit: Option<Limit>,
-    /// When it uses that; only with a limit, and of one device.
-    pub bursts: Option<TraceBursts>,
     /// The policy that it chooses.
     pub policy: Option<Policy>,
     /// Least memory of a part of a device.
@@ -60,17 +58,6 @@ pub struct MoreOfPod {
     pub priority: i32,
     /// Where it runs.
     pub placed: Option<TracePlacement>,
-}
-
-/// How a pod uses its GPU that is idle between bursts. Its container may be restarted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct TraceBursts {
-    /// Mean time from a burst to the next one, in seconds.
-    pub gap_seconds: u64,
-    /// Mean length of a burst that has the GPU alone, in seconds.
-    pub seconds: u64,
-    /// Memory of a burst, in thousandths of the limit: 1 to 1000.
-    pub memory_milli: u64,
 }
 
 /// Where a pod runs.

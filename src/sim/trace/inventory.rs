@@ -9,7 +9,7 @@ use crate::hardware::device::{
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::mig::Geometry;
 use crate::hardware::units::{MemMib, Share};
-use crate::model::request::{Amount, GpuRequest, Movable};
+use crate::model::request::{Amount, GpuRequest};
 use crate::sim::trace::dimensions::{DeviceAt, MoreOfNode, MoreOfPod, TraceInstance};
 
 /// The GPUs of a row of the node file.
@@ -31,9 +31,11 @@ pub(crate) struct RowOfPod<'r> {
 
 /// A device with its place in the trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct TraceDevice {
-    pub(crate) at: DeviceAt,
-    pub(crate) device: Device,
+pub struct TraceDevice {
+    /// Its place.
+    pub at: DeviceAt,
+    /// The device.
+    pub device: Device,
 }
 
 impl<'r> RowOfNode<'r> {
@@ -153,7 +155,6 @@ impl RowOfPod<'_> {
         Some(GpuRequest {
             isolation: more.isolation,
             limit: more.limit,
-            movable: more.bursts.map_or(Movable::Never, |_| Movable::Restart),
             policy: more.policy,
             min_memory: more.min_memory,
             by_instance: more.by_instance,

@@ -5,7 +5,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
-use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use crate::hardware::device::{MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE, MigProfile};
@@ -14,14 +13,11 @@ use crate::hardware::units::{Demand, MemMib, Share};
 use crate::model::policy::Policy;
 use crate::model::request::{Amount, Isolation, Limit};
 use crate::sim::trace::dimensions::{
-    DeviceAt, MoreOfNode, MoreOfPod, TraceBursts, TraceInstance, TracePlacement, device_memory,
-    held, milli_up, share,
+    DeviceAt, MoreOfNode, MoreOfPod, TraceInstance, TracePlacement, device_memory, held, milli_up,
+    share,
 };
 use crate::sim::trace::inventory::RowOfNode;
 use crate::sim::trace::table::{Column, Row, Table, TraceError};
-
-/// Seconds of bursts and between them, up to a year.
-const BURST_SECONDS: RangeInclusive<u64> = 1..=31_536_000;
 
 /// Longest name of a MIG profile.
 const PROFILE_BYTES_MAX: usize = 64;
@@ -303,9 +299,6 @@ pub(crate) struct PodColumns {
     isolation: Option<Column>,
     limit: Option<Column>,
     memory_limit: Option<Column>,
-    burst_gap: Option<Column>,
-    burst_length: Option<Column>,
-    burst_memory: Option<Column>,
     policy: Option<Column>,
     min_memory: Option<Column>,
     by_instance: Option<Column>,
@@ -332,9 +325,6 @@ impl PodColumns {
             isolation: table.find("isolation")?,
             limit: table.find("limit_milli")?,
             memory_limit: table.find("limit_gpu_memory_mib")?,
-            burst_gap: table.find("burst_gap_seconds")?,
-            burst_length: table.find("burst_seconds")?,
-            burst_memory: table.find("burst_memory_milli")?,
             policy: table.find("policy")?,
             min_memory: table.find("min_gpu_memory_mib")?,
             by_instance: table.find("by_instance")?,
@@ -356,7 +346,6 @@ impl PodColumns {
             more.amount = amount;
             more.limit = self.limit(row, (gpu_milli, &more))?;
             more.isolation = self.isolation(row)?;
-            more.bursts = self.bursts(row, num_gpu, &more)?;
             more.policy = match given(row, self.policy) {
                 Some((column, text)) => {
                     Some(named(row, column, (text, &Policy::ALL), Policy::name)?)
@@ -393,9 +382,6 @@ impl PodColumns {
             self.isolation,
             self.limit,
             self.memory_limit,
-            self.burst_gap,
-            self.burst_length,
-            self.burst_memory,
             self.policy,
             self.min_memory,
             self.by_instance,
@@ -494,39 +480,6 @@ impl PodColumns {
             (Ok(limit), Some(memory)) if limit >= memory => Ok(Some(Limit::Memory(limit))),
             _ => row.refuse(column, "MiB, at least the requested `gpu_memory_mib`"),
         }
-    }
-
-    /// When it uses more than it requests. Only a pod that may be a guest does.
-    fn bursts(
-        &self,
-        row: &Row<'_>,
-        num_gpu: u32,
-        more: &MoreOfPod,
-    ) -> Result<Option<TraceBursts>, TraceError> {
-        let (gap, length) = (given(row, self.burst_gap), given(row, self.burst_length));
-        let memory = given(row, self.burst_memory);
-        let Some((column, _)) = gap.or(length).or(memory) else { return Ok(None) };
-        if num_gpu != 1 {
-            return row.refuse(column, "nothing, as `num_gpu` is not 1");
-        }
-        if more.limit.is_none() {
-            return row.refuse(column, "nothing without a limit of the pod");
-        }
-        if more.isolation != Isolation::None {
-            return row.refuse(column, "nothing beside an isolation");
-        }
-        let (Some((gap, _)), Some((length, _))) = (gap, length) else {
-            return row.refuse(column, "`burst_gap_seconds` and `burst_seconds`, or neither");
-        };
-        let memory_milli = match memory {
-            Some((column, _)) => row.number(column, 1..=1000)?,
-            None => 1000,
-        };
-        Ok(Some(TraceBursts {
-            gap_seconds: row.number(gap, BURST_SECONDS)?,
-            seconds: row.number(length, BURST_SECONDS)?,
-            memory_milli,
-        }))
     }
 
     fn isolation(&self, row: &Row<'_>) -> Result<Isolation, TraceError> {

@@ -57,7 +57,7 @@ impl TraceNode {
     }
 
     /// Its devices, in the order of the file; `rank` makes their UUIDs unique.
-    pub(crate) fn devices(&self, rank: usize) -> Result<Vec<TraceDevice>, InventoryError> {
+    pub fn devices(&self, rank: usize) -> Result<Vec<TraceDevice>, InventoryError> {
         self.row().devices(rank)
     }
 
@@ -70,7 +70,7 @@ impl TraceNode {
     }
 
     /// How its pool shares them.
-    pub(crate) fn rule(&self) -> PoolRule {
+    pub fn rule(&self) -> PoolRule {
         self.more.as_ref().map(|more| more.rule).unwrap_or_default()
     }
 

@@ -37,16 +37,13 @@ const POD_COLUMNS: [&str; 8] = [
 ];
 
 /// Optional columns.
-const MORE_POD_COLUMNS: [&str; 16] = [
+const MORE_POD_COLUMNS: [&str; 13] = [
     "gpu_memory_mib",
     "mig_profile",
     "gpu_slots",
     "isolation",
     "limit_milli",
     "limit_gpu_memory_mib",
-    "burst_gap_seconds",
-    "burst_seconds",
-    "burst_memory_milli",
     "policy",
     "min_gpu_memory_mib",
     "by_instance",
@@ -126,7 +123,7 @@ fn more_of_node(more: &MoreOfNode) -> [String; 8] {
     ]
 }
 
-fn more_of_pod(more: &MoreOfPod) -> [String; 16] {
+fn more_of_pod(more: &MoreOfPod) -> [String; 13] {
     let mib = |memory: MemMib| memory.mib().to_string();
     let memory = match &more.amount {
         Some(Amount::Memory(memory) | Amount::FractionAndMemory(_, memory)) => mib(*memory),
@@ -146,9 +143,6 @@ fn more_of_pod(more: &MoreOfPod) -> [String; 16] {
         Some(Limit::Memory(memory)) => (String::new(), mib(memory)),
         None => (String::new(), String::new()),
     };
-    let bursts = more.bursts.map(|it| [it.gap_seconds, it.seconds, it.memory_milli]);
-    let [gap, seconds, burst_memory] =
-        bursts.map(|all| all.map(|number| number.to_string())).unwrap_or_default();
     let min_memory = Some(more.min_memory).filter(|memory| *memory > MemMib::ZERO).map(mib);
     let priority = Some(more.priority).filter(|priority| *priority != 0);
     let [node, devices, placed_isolation] = more.placed.as_ref().map(placed).unwrap_or_default();
@@ -159,9 +153,6 @@ fn more_of_pod(more: &MoreOfPod) -> [String; 16] {
         isolation.to_owned(),
         limit,
         memory_limit,
-        gap,
-        seconds,
-        burst_memory,
         more.policy.map(|policy| policy.name().to_owned()).unwrap_or_default(),
         min_memory.unwrap_or_default(),
         if more.by_instance { "true".to_owned() } else { String::new() },

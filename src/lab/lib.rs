@@ -6,7 +6,7 @@
 /// A linear program, with a bound on its maximum that is proven.
 pub(crate) mod lp;
 
-/// Policies that nobody is advised to use: of the literature, and ours without a part.
+/// Policies for comparison: of the literature, and ours without a part.
 pub mod policies {
     pub(crate) mod literature;
     pub(crate) mod ablation;

@@ -177,7 +177,7 @@ mod tests {
 
     const HALF: Amount = Amount::Fraction(Share::from_millionths(500_000));
 
-    /// A pod that holds so much of a device.
+    /// A pod that holds these thousandths of a device.
     fn tenant(id: &DeviceId, held: u64) -> Reservation {
         let memory = MemMib::new(held);
         let demand = Demand { memory, share: Share::from_millionths(held * 1000) };
@@ -200,7 +200,7 @@ mod tests {
         }
     }
 
-    /// A node with 16 cores, and GPUs of which so many thousandths are free.
+    /// A node with 16 cores, and GPUs with these thousandths free.
     fn node(free: &[u64]) -> (NodeState, DeviceClasses) {
         let mut node = NodeState::new(NodeName::new("n"), MemMib::ZERO);
         let host = HostAmount { cpu: MilliCpu::new(16_000), memory: MemMib::new(65_536) };

@@ -1,22 +1,15 @@
 //! A linear program over bounded variables, and a bound on its maximum that holds whatever the
 //! solver returns.
 //!
-//! The solver (`clarabel`, an interior-point method) ends near the optimum, not on it. So its
-//! prices of the rows are only a proposal. By weak duality *any* prices, not negative for rows that
-//! are limits from above, give
+//! What the solver (`microlp`, a simplex method) says of rows and variables is only a proposal. By weak
+//! duality *any* prices of the rows, not negative for rows that are limits from above, give
 //! `maximum <= sum of price * limit + sum over the variables of max(0, value - priced use) * upper`
 //! (Neumaier and Shcherbina, "Safe bounds in linear and mixed-integer linear programming", 2004).
 //! This module computes that sum. A bad solution makes the bound loose, never wrong; one that is
-//! looser than [`GAP_MAX`] is an error. That needs prices, so the solver is not `microlp`, a
-//! simplex method in less code: it finds the same maxima as fast, but does not return prices.
+//! looser than [`GAP_MAX`] is an error. The solver returns no prices, so they are the solution of a second
+//! program: the one whose minimum is the least such sum.
 
-use std::ops::Range;
-
-use clarabel::algebra::CscMatrix;
-use clarabel::solver::SupportedConeT::{NonnegativeConeT, ZeroConeT};
-use clarabel::solver::{
-    DefaultSettingsBuilder, DefaultSolution, DefaultSolver, IPSolver, SolverStatus,
-};
+use microlp::{ComparisonOp, Error, OptimizationDirection, Problem, Variable};
 
 /// Largest accepted distance between what the solver reached and what is proven, as a part of the
 /// proven maximum: a hundredth of the 0.01 points that results are rounded to.
@@ -24,9 +17,6 @@ const GAP_MAX: f64 = 1e-6;
 
 /// Such a distance that is always accepted: too small to matter if the maximum is near zero.
 const GAP_FLOOR: f64 = 1e-6;
-
-/// Most iterations; the public traces need 20 to 40.
-const ITERATIONS_MAX: u32 = 200;
 
 /// Maximizes a sum over variables between zero and an upper limit.
 #[derive(Debug, Default)]
@@ -61,13 +51,8 @@ pub(crate) enum LpError {
     #[error("the limits contradict each other")]
     Infeasible,
     /// The solver gave up.
-    #[error("the solver ended after `{iterations}` steps with `{status}`")]
-    Unsolved {
-        /// The solver's own status.
-        status: String,
-        /// Steps it made.
-        iterations: u32,
-    },
+    #[error("the solver ended with `{0}`")]
+    Unsolved(String),
     /// What the solver reached and what is proven are too far apart.
     #[error("the solver reached `{reached}`, but no bound below `{proven}` is proven")]
     Gap {
@@ -85,10 +70,6 @@ impl LinearProgram {
         self.variables.len() - 1
     }
 
-    pub(crate) fn variables(&self) -> Range<usize> {
-        0..self.variables.len()
-    }
-
     pub(crate) fn row(&mut self, terms: Vec<(usize, f64)>, limit: Limit, at: f64) {
         self.rows.push(Row { limit, at, terms });
     }
@@ -98,8 +79,6 @@ impl LinearProgram {
     /// # Errors
     /// Any [`LpError`].
     pub(crate) fn maximum(mut self) -> Result<f64, LpError> {
-        // The solver needs the rows of a kind together.
-        self.rows.sort_by_key(|row| row.limit);
         let empty = |row: &&Row| row.terms.is_empty();
         let is_met = |row: &Row| match row.limit {
             Limit::Exactly => row.at == 0.0,
@@ -112,17 +91,7 @@ impl LinearProgram {
         if self.variables.is_empty() {
             return Ok(0.0);
         }
-        let solution = self.solution()?;
-        match solution.status {
-            // The gap shows whether "almost" is good enough.
-            SolverStatus::Solved | SolverStatus::AlmostSolved => {}
-            SolverStatus::PrimalInfeasible => return Err(LpError::Infeasible),
-            status => {
-                let (status, iterations) = (format!("{status:?}"), solution.iterations);
-                return Err(LpError::Unsolved { status, iterations });
-            }
-        }
-        let (reached, proven) = (-solution.obj_val, self.proven(&solution.z));
+        let (reached, proven) = (self.reached()?, self.proven(&self.prices()?));
         let allowed = (proven.abs() * GAP_MAX).max(GAP_FLOOR);
         // A comparison with NaN is false as well.
         if (proven - reached).abs() <= allowed {
@@ -131,38 +100,45 @@ impl LinearProgram {
         Err(LpError::Gap { reached, proven })
     }
 
-    /// The solver's result. Its form: minimize `q x` with `b - A x` in the cones. That a variable
-    /// is not negative is a row as well.
-    fn solution(&self) -> Result<DefaultSolution<f64>, LpError> {
-        let (rows, columns) = (self.rows.len(), self.variables.len());
-        let mut entries = (Vec::new(), Vec::new(), Vec::new());
-        let signs = self.variables().map(|variable| (rows + variable, variable, -1.0));
-        let terms = self.rows.iter().enumerate().flat_map(|(at, row)| {
-            row.terms.iter().map(move |(variable, factor)| (at, *variable, *factor))
-        });
-        for (row, column, factor) in terms.chain(signs) {
-            entries.0.push(row);
-            entries.1.push(column);
-            entries.2.push(factor);
+    /// The maximum that the solver finds.
+    fn reached(&self) -> Result<f64, LpError> {
+        let mut problem = Problem::new(OptimizationDirection::Maximize);
+        let variable = |(value, upper): &(f64, f64)| problem.add_var(*value, (0.0, *upper));
+        let variables: Vec<Variable> = self.variables.iter().map(variable).collect();
+        for row in &self.rows {
+            let terms = row.terms.iter().map(|(variable, factor)| (variables[*variable], *factor));
+            let limit = match row.limit {
+                Limit::Exactly => ComparisonOp::Eq,
+                Limit::AtMost => ComparisonOp::Le,
+            };
+            problem.add_constraint(terms.collect::<Vec<_>>(), limit, row.at);
         }
-        let (rows_at, columns_at, factors) = entries;
-        let a = CscMatrix::new_from_triplets(rows + columns, columns, rows_at, columns_at, factors);
-        let q: Vec<f64> = self.variables.iter().map(|(value, _)| -value).collect();
-        let mut b: Vec<f64> = self.rows.iter().map(|row| row.at).collect();
-        b.resize(rows + columns, 0.0);
-        let equal = self.rows.iter().filter(|row| row.limit == Limit::Exactly).count();
-        let cones = [ZeroConeT(equal), NonnegativeConeT(rows - equal + columns)];
-        let unsolved = |status: String| LpError::Unsolved { status, iterations: 0 };
-        let settings = DefaultSettingsBuilder::default()
-            .verbose(false)
-            .max_iter(ITERATIONS_MAX)
-            .build()
-            .map_err(|error| unsolved(error.to_string()))?;
-        let none = CscMatrix::zeros((columns, columns));
-        let mut solver = DefaultSolver::new(&none, &q, &a, &b, &cones, settings)
-            .map_err(|error| unsolved(error.to_string()))?;
-        solver.solve();
-        Ok(solver.solution)
+        let (objective, _) = solved(&problem, &[])?;
+        Ok(objective)
+    }
+
+    /// The prices of the rows that prove most.
+    fn prices(&self) -> Result<Vec<f64>, LpError> {
+        let mut problem = Problem::new(OptimizationDirection::Minimize);
+        let price = |row: &Row| {
+            let least = match row.limit {
+                Limit::Exactly => f64::NEG_INFINITY,
+                Limit::AtMost => 0.0,
+            };
+            problem.add_var(row.at, (least, f64::INFINITY))
+        };
+        let prices: Vec<Variable> = self.rows.iter().map(price).collect();
+        let mut uses: Vec<Vec<(Variable, f64)>> = vec![Vec::new(); self.variables.len()];
+        for (row, price) in self.rows.iter().zip(&prices) {
+            for (variable, factor) in &row.terms {
+                uses[*variable].push((*price, *factor));
+            }
+        }
+        for ((value, upper), mut uses) in self.variables.iter().zip(uses) {
+            uses.push((problem.add_var(*upper, (0.0, f64::INFINITY)), 1.0));
+            problem.add_constraint(uses, ComparisonOp::Ge, *value);
+        }
+        Ok(solved(&problem, &prices)?.1)
     }
 
     /// The bound of the module's first paragraph at `prices`, one per row and maybe more.
@@ -182,6 +158,17 @@ impl LinearProgram {
         let rest = left.iter().zip(&self.variables).map(|(left, (_, upper))| left.max(0.0) * upper);
         sum + rest.sum::<f64>()
     }
+}
+
+/// The optimum, and the values of these variables there.
+fn solved(problem: &Problem, wanted: &[Variable]) -> Result<(f64, Vec<f64>), LpError> {
+    let unsolved = |error: &dyn std::fmt::Display| LpError::Unsolved(error.to_string());
+    let solution = match problem.solve() {
+        Err(Error::Infeasible) => return Err(LpError::Infeasible),
+        Err(error) => return Err(unsolved(&error)),
+        Ok(outcome) => outcome.into_solution().map_err(|_| unsolved(&"no optimum"))?,
+    };
+    Ok((solution.objective(), wanted.iter().map(|it| solution.var_value(*it)).collect()))
 }
 
 #[cfg(test)]
@@ -231,6 +218,6 @@ mod tests {
         assert_eq!(empty.maximum(), Err(LpError::Infeasible));
         let mut odd = goods();
         odd.row(vec![(0, f64::NAN)], Limit::AtMost, 1.0);
-        assert!(matches!(odd.maximum(), Err(LpError::Unsolved { .. } | LpError::Gap { .. })));
+        assert!(matches!(odd.maximum(), Err(LpError::Unsolved(_) | LpError::Gap { .. })));
     }
 }

@@ -222,7 +222,7 @@ fn bounds_are_above_the_results_of_all_policies() {
     fs::write(&pods, "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_memory_mib\nm,1,1,1,,9\n")
         .unwrap();
     let output =
-        call(&format!("bound --nodes {NODES} --pods {}", pods.display())).output().unwrap();
+        call(&format!("bound --as-is --nodes {NODES} --pods {}", pods.display())).output().unwrap();
     check_refusal(
         &output,
         1,

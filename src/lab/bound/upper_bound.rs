@@ -104,7 +104,7 @@ fn bound(workload: &Workload, forced: usize) -> Result<Bound, BoundError> {
         match most_allocated(&workload.nodes, &workload.arrivals[..arrived], forced) {
             Ok(milli) => Ok(percent_up(milli, capacity)),
             Err(LpError::Infeasible) => Err(BoundError::Forced { forced }),
-            Err(fault @ (LpError::Unsolved { .. } | LpError::Gap { .. })) => {
+            Err(fault @ (LpError::Unsolved(_) | LpError::Gap { .. })) => {
                 Err(BoundError::Unsolved { fault: fault.to_string() })
             }
         }

@@ -537,7 +537,7 @@ pub mod agent {
 pub mod sim {
     /// Traces, and the arrival of pods.
     pub mod trace {
-        pub(crate) mod exponential;
+        pub mod exponential;
         pub mod table;
         pub(crate) mod forms;
         pub mod dimensions;
@@ -551,55 +551,17 @@ pub mod sim {
         pub mod churn;
     }
 
-    /// Worlds on which no policy was made.
-    pub mod stress {
-        pub(crate) mod draw;
-        pub mod worlds;
-    }
-
     /// One run of the simulator.
     pub mod run {
         pub(crate) mod baseline;
-        pub mod ablation;
         pub mod policy;
-        pub(crate) mod cluster;
+        pub mod cluster;
         pub mod placed;
         pub mod curve;
         pub(crate) mod queue;
         pub mod service;
         pub mod engine;
         pub mod timeline;
-    }
-
-    /// Pods that use more than they request now and then.
-    pub mod bursts {
-        pub(crate) mod world;
-        pub mod scenario;
-        pub mod compare;
-    }
-
-    /// Requests for MIG instances that are made on demand.
-    pub mod mig {
-        pub(crate) mod simplex;
-        pub mod worlds;
-        pub(crate) mod packing;
-        pub(crate) mod requests;
-        pub(crate) mod fleet;
-        pub mod policy;
-        pub(crate) mod moves;
-        pub(crate) mod play;
-        pub(crate) mod bound;
-        pub mod series;
-        pub mod compare;
-    }
-
-    /// The best that any policy could achieve.
-    pub mod bound {
-        #[cfg(feature = "bound")]
-        pub(crate) mod lp;
-        #[cfg(feature = "bound")]
-        pub(crate) mod relaxation;
-        pub mod upper_bound;
     }
 
     /// The state of a cluster in a file.
@@ -676,17 +638,15 @@ pub mod cli {
 
     /// `gpupack simulate`
     pub mod simulate {
-        pub(crate) mod figures;
-        pub(crate) mod bound;
+        pub mod figures;
         pub mod jobs;
-        pub(crate) mod charts;
-        pub(crate) mod report;
+        pub mod flags;
+        pub mod charts;
+        pub mod report;
         pub(crate) mod timed_figures;
         pub(crate) mod timed_json;
         pub(crate) mod timed;
         pub(crate) mod ends;
-        pub(crate) mod stress_report;
-        pub(crate) mod stress;
         pub mod command;
     }
 

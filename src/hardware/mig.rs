@@ -329,7 +329,7 @@ impl Profile {
     }
 
     /// The units of an instance that begins there, one bit each.
-    pub(crate) fn units(&self, start: u32) -> u32 {
+    pub fn units(&self, start: u32) -> u32 {
         Slot { start, size: self.size }.units()
     }
 }

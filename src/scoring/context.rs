@@ -25,15 +25,19 @@ pub type Taken = (usize, Demand);
 /// The devices of a placement: one as a rule.
 pub type TakenList = SmallVec<[Taken; 1]>;
 
-pub(crate) struct ScoringContext<'a> {
-    pub(crate) node: &'a NodeState,
+/// What a scoring function sees of a node.
+#[derive(Debug)]
+pub struct ScoringContext<'a> {
+    /// The node.
+    pub node: &'a NodeState,
     /// Room of its devices, with or without holds.
-    pub(crate) rooms: &'a [Room],
-    pub(crate) compiled: &'a CompiledRequest,
+    pub rooms: &'a [Room],
+    /// What is requested.
+    pub compiled: &'a CompiledRequest,
     /// The devices that fit, by position; at least as many as are requested.
-    pub(crate) fits: &'a [Taken],
+    pub fits: &'a [Taken],
     /// Free CPU and host memory, with or without holds.
-    pub(crate) host_free: HostAmount,
+    pub host_free: HostAmount,
     /// The node's expected waste, if it was computed already.
     pub(crate) node_waste: &'a KeptNodeWaste,
 }
@@ -109,9 +113,14 @@ impl ScoringContext<'_> {
         device_state.map_or(0, |it| guests::restarts_for(self.node, it, *demand))
     }
 
+    /// The fullest devices that fit.
+    pub fn fullest(&self) -> TakenList {
+        self.first_by(|(at, _)| self.rooms[*at].free.share)
+    }
+
     /// The first devices by `key`, as many as are requested. On a tie: those nearest to each other,
     /// then the first by position.
-    pub(crate) fn first_by<K: Ord>(&self, key: impl Fn(&Taken) -> K) -> TakenList {
+    pub fn first_by<K: Ord>(&self, key: impl Fn(&Taken) -> K) -> TakenList {
         if self.compiled.count() == 1 {
             let has_borrowers = self.node.has_borrowers();
             let restarts = |fit| if has_borrowers { self.restarts(fit) } else { 0 };

@@ -16,7 +16,7 @@ use crate::scoring::node_waste;
 use crate::waste::compiled_mix::CompiledMix;
 
 /// Costs of another source than the policies of the product; only the simulator has any.
-pub(crate) trait PlacementCost: Debug + Send + Sync {
+pub trait PlacementCost: Debug + Send + Sync {
     /// Its name. Under strategies of one name the same placements fit.
     fn name(&self) -> &'static str;
 
@@ -39,7 +39,8 @@ pub(crate) trait PlacementCost: Debug + Send + Sync {
 pub struct CustomCost(Arc<dyn PlacementCost>);
 
 impl CustomCost {
-    pub(crate) fn new(cost: impl PlacementCost + 'static) -> Self {
+    /// Costs of this source.
+    pub fn new(cost: impl PlacementCost + 'static) -> Self {
         Self(Arc::new(cost))
     }
 }

@@ -1,9 +1,12 @@
-//! Enforces the order in `src/lib.rs`: a file imports only files that are above it there. So
-//! there are no import circles, neither of files nor of folders.
+//! Enforces the order in `src/lib.rs` and `src/lab/lib.rs`: a file imports only files that are above it
+//! there. So there are no import circles, neither of files nor of folders.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::source::{SourceFile, Word, files, words};
+
+/// The folders of our crates.
+const CRATES: [&str; 2] = ["src/", "src/lab/"];
 
 /// Most Rust files in one folder of `src`: beyond them it is two modules.
 const MOST_IN_A_FOLDER: usize = 12;
@@ -161,20 +164,32 @@ fn file_of<'a>(order: &'a Order, path: &[String]) -> Option<(&'a Vec<String>, us
     })
 }
 
-/// The path of modules of a file of `src`.
+/// The folder of the crate that a file belongs to.
+fn crate_of(path: &str) -> Option<&'static str> {
+    CRATES.into_iter().rev().find(|folder| path.starts_with(folder))
+}
+
+/// The path of modules of a file of `src`, in its crate.
 fn modules_of(path: &str) -> Vec<String> {
-    let path = path.trim_start_matches("src/").trim_end_matches(".rs");
+    let path = path.trim_start_matches(crate_of(path).unwrap_or_default()).trim_end_matches(".rs");
     path.split('/').map(str::to_owned).collect()
 }
 
-/// The Rust files of the library but `lib.rs`.
+/// The Rust files of our libraries but `lib.rs`.
 fn library(files: &[SourceFile]) -> impl Iterator<Item = &SourceFile> {
-    let tops = ["src/lib.rs", "src/main.rs"];
-    files.iter().filter(move |file| {
-        file.path.starts_with("src/")
-            && file.path.ends_with(".rs")
-            && !tops.contains(&file.path.as_str())
+    files.iter().filter(|file| {
+        let name = crate_of(&file.path).and_then(|folder| file.path.strip_prefix(folder));
+        file.path.ends_with(".rs")
+            && name.is_some_and(|name| !["lib.rs", "main.rs"].contains(&name))
     })
+}
+
+/// Those of the crate in this folder.
+fn library_of<'f>(
+    files: &'f [SourceFile],
+    folder: &'static str,
+) -> impl Iterator<Item = &'f SourceFile> {
+    library(files).filter(move |file| crate_of(&file.path) == Some(folder))
 }
 
 /// What a listed file imports that stands below it, and ways to name it that do not show where it stands.
@@ -186,10 +201,8 @@ fn upward(order: &Order, path: &str, text: &str) -> Vec<String> {
     for (import, line) in paths(&words) {
         match file_of(order, &import) {
             Some((_, position)) if position <= *own => {}
-            Some((file, _)) => faults.push(format!(
-                "{path}:{line}: `{}` stands below it in src/lib.rs",
-                file.join("::")
-            )),
+            Some((file, _)) => faults
+                .push(format!("{path}:{line}: `{}` stands below it in lib.rs", file.join("::"))),
             None => faults.push(format!("{path}:{line}: `{}` is no file", import.join("::"))),
         }
     }
@@ -198,23 +211,25 @@ fn upward(order: &Order, path: &str, text: &str) -> Vec<String> {
     faults
 }
 
-fn tree() -> Order {
-    let files = files();
-    let lib = files.iter().find(|file| file.path == "src/lib.rs").expect("there is a library");
-    order(&words(&lib.text))
+fn tree(files: &[SourceFile], folder: &str) -> Order {
+    let lib = files.iter().find(|file| file.path == format!("{folder}lib.rs"));
+    order(&words(&lib.expect("there is a library").text))
 }
 
 #[test]
 fn a_file_imports_only_files_above_it() {
-    let order = tree();
-    let faults: Vec<String> =
-        library(&files()).flat_map(|file| upward(&order, &file.path, &file.text)).collect();
-    assert!(order.len() > 100 && faults.is_empty(), "{}", faults.join("\n"));
+    let files = files();
+    for folder in CRATES {
+        let order = tree(&files, folder);
+        let faults: Vec<String> = library_of(&files, folder)
+            .flat_map(|file| upward(&order, &file.path, &file.text))
+            .collect();
+        assert!(order.len() > 20 && faults.is_empty(), "{}", faults.join("\n"));
+    }
 }
 
 #[test]
 fn every_file_is_listed_or_a_test_of_one_that_is() {
-    let order = tree();
     let files = files();
     let texts: BTreeMap<&str, &str> =
         library(&files).map(|file| (file.path.as_str(), file.text.as_str())).collect();
@@ -229,11 +244,27 @@ fn every_file_is_listed_or_a_test_of_one_that_is() {
             })
         }) || name == "fixture"
     };
-    let lost: Vec<&&str> = texts
-        .keys()
-        .filter(|path| !order.contains_key(&modules_of(path)) && !is_test(path))
-        .collect();
-    assert!(lost.is_empty(), "not in src/lib.rs: {lost:?}");
+    for folder in CRATES {
+        let order = tree(&files, folder);
+        let lost: Vec<&str> = library_of(&files, folder)
+            .map(|file| file.path.as_str())
+            .filter(|path| !order.contains_key(&modules_of(path)) && !is_test(path))
+            .collect();
+        assert!(lost.is_empty(), "not in {folder}lib.rs: {lost:?}");
+    }
+}
+
+/// What is shipped knows nothing of the lab.
+#[test]
+fn only_the_lab_and_its_tests_name_the_lab() {
+    let files = files();
+    let outside = files.iter().filter(|file| {
+        let is_its_own = ["src/lab/", "tests/lab/"].iter().any(|own| file.path.starts_with(own));
+        file.path.ends_with(".rs") && !is_its_own
+    });
+    let names = |file: &&SourceFile| words(&file.text).iter().any(|it| it.text == "gpupack_lab");
+    let found: Vec<&str> = outside.filter(names).map(|file| file.path.as_str()).collect();
+    assert!(found.is_empty(), "{found:?}");
 }
 
 #[test]

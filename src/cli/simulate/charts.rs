@@ -11,17 +11,16 @@ use crate::cli::simulate::jobs::{Results, Timed};
 use crate::hardware::units::Share;
 use crate::sim::chart::draw::{Chart, ChartError, Curve, write_svg};
 use crate::sim::run::engine::{Overflow, Run, Sample, Stranded, TimedRun};
-use crate::sim::run::policy::SimPolicy;
 use crate::sim::run::service::Moment;
 
 /// Load from which a second, larger chart shows allocation: there policies differ.
 const ZOOM_FROM: f64 = 85.0;
 
 /// All charts of one call.
-pub(crate) struct Album(Vec<Page>);
+pub struct Album(Vec<Page>);
 
 /// The charts of one trace, each with the name of its file.
-pub(crate) struct Page {
+pub struct Page {
     trace: String,
     pictures: Vec<(&'static str, Vec<Chart>)>,
 }
@@ -43,7 +42,7 @@ struct JsonChart<'c> {
 
 impl Album {
     /// The charts of all traces.
-    pub(crate) fn new(pages: impl Iterator<Item = Page>) -> Self {
+    pub fn new(pages: impl Iterator<Item = Page>) -> Self {
         Self(pages.collect())
     }
 
@@ -60,7 +59,7 @@ impl Album {
     ///
     /// # Panics
     /// Never: points are numbers that were drawn.
-    pub(crate) fn write(&self, folder: &Path) -> Result<(), ChartError> {
+    pub fn write(&self, folder: &Path) -> Result<(), ChartError> {
         let mut listed = Vec::new();
         for page in &self.0 {
             for (what, charts) in &page.pictures {
@@ -88,7 +87,7 @@ fn json_chart(chart: &Chart) -> JsonChart<'_> {
 }
 
 /// Allocation, fragmentation and packing efficiency against arrived load, and the stranded share.
-pub(crate) fn load_charts(results: &Results<Run>) -> Page {
+pub fn load_charts(results: &Results<Run>) -> Page {
     let allocation = by_load(results, |run| {
         // Before the first arrival nothing is allocated.
         iter::once((0, 0.0)).chain(run.curve.columns()).collect()
@@ -175,17 +174,14 @@ fn chart([title, x_label, y_label]: [&str; 3], curves: Vec<Curve>) -> Chart {
 /// A curve per policy: the mean over the seeds at each load of any of them. A run stays the same
 /// between its loads, and after its end.
 fn by_load(results: &Results<Run>, points: impl Fn(&Run) -> BTreeMap<u64, f64>) -> Vec<Curve> {
-    let curve = |(policy, runs): &(SimPolicy, Vec<Timed<Run>>)| {
+    let curve = |(policy, runs): &(&str, Vec<Timed<Run>>)| {
         let runs: Vec<_> = runs.iter().map(|timed| points(&timed.run)).collect();
         let loads: BTreeSet<u64> = runs.iter().flat_map(BTreeMap::keys).copied().collect();
         let point = |x: u64| {
             let at_x = runs.iter().filter_map(|run| run.range(..=x).next_back());
             Some((x as f64, mean(&at_x.map(|(_, y)| *y).collect::<Vec<_>>())?))
         };
-        Curve {
-            label: policy.name().to_owned(),
-            points: loads.into_iter().filter_map(point).collect(),
-        }
+        Curve { label: (*policy).to_owned(), points: loads.into_iter().filter_map(point).collect() }
     };
     results.by_policy.iter().map(curve).collect()
 }
@@ -193,7 +189,7 @@ fn by_load(results: &Results<Run>, points: impl Fn(&Run) -> BTreeMap<u64, f64>) 
 /// A curve per policy during the measured time: the mean over the seeds, all sampled at the same
 /// times.
 fn by_time(results: &Results<TimedRun>, value: fn(&Moment) -> Share) -> Vec<Curve> {
-    let curve = |(policy, runs): &(SimPolicy, Vec<Timed<TimedRun>>)| {
+    let curve = |(policy, runs): &(&str, Vec<Timed<TimedRun>>)| {
         let measured =
             runs.first().map_or(0..0, |Timed { run, .. }| run.first_measured..run.moments.len());
         let point = |place: usize| {
@@ -206,14 +202,14 @@ fn by_time(results: &Results<TimedRun>, value: fn(&Moment) -> Share) -> Vec<Curv
             let since = moment.at - timed.run.moments[timed.run.first_measured].at;
             Some((timed.run.unit.from_ticks(since), mean(&values)?))
         };
-        Curve { label: policy.name().to_owned(), points: measured.filter_map(point).collect() }
+        Curve { label: (*policy).to_owned(), points: measured.filter_map(point).collect() }
     };
     results.by_policy.iter().map(curve).collect()
 }
 
 /// How many GPUs have how much stranded share: steps per policy, over the GPUs of all seeds.
 fn stranded<R>(when: &str, results: &Results<R>, of: fn(&R) -> &Stranded) -> Chart {
-    let curve = |(policy, runs): &(SimPolicy, Vec<Timed<R>>)| {
+    let curve = |(policy, runs): &(&str, Vec<Timed<R>>)| {
         let all = runs.iter().fold(Stranded::default(), |sum, timed| sum.and(of(&timed.run)));
         let cumulative = all.cumulative();
         let gpus = cumulative.last().map_or(1, |(_, gpus)| *gpus);
@@ -225,7 +221,7 @@ fn stranded<R>(when: &str, results: &Results<R>, of: fn(&R) -> &Stranded) -> Cha
         }
         // Without any GPU: a line at zero.
         points.push((100.0, points.last().map_or(0.0, |(_, y)| *y)));
-        Curve { label: policy.name().to_owned(), points }
+        Curve { label: (*policy).to_owned(), points }
     };
     let title = format!("Stranded GPU room {when}");
     let x_label = "free share of a GPU that typical pods cannot use, at most (%)";

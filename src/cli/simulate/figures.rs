@@ -54,7 +54,7 @@ impl Paired {
 }
 
 /// A share in percent, to four decimals, which is all it has.
-pub(crate) fn percent(share: Share) -> f64 {
+pub fn percent(share: Share) -> f64 {
     share.millionths() as f64 / 10_000.0
 }
 
@@ -64,13 +64,13 @@ pub(crate) fn percent_of(part: u64, whole: u64) -> f64 {
 }
 
 /// To four decimals: enough to compare, without noise of floating point.
-pub(crate) fn rounded(value: f64) -> f64 {
+pub fn rounded(value: f64) -> f64 {
     let rounded = (value * 10_000.0).round() / 10_000.0;
     if rounded == 0.0 { 0.0 } else { rounded } // never -0
 }
 
 /// The mean; `None` for no values.
-pub(crate) fn mean(values: &[f64]) -> Option<f64> {
+pub fn mean(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 

@@ -3,10 +3,9 @@
 //! Replays are independent, so they run on all cores; each one stays on one core. The results do
 //! not depend on which ends first.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use std::{fs, io, thread};
@@ -14,17 +13,14 @@ use std::{fs, io, thread};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use parking_lot::Mutex;
 
-use crate::cli::simulate::bound::SeedBounds;
 use crate::clock::Clock;
 use crate::ledger::change::reports::ReportRefusal;
-use crate::sim::bound::upper_bound::{BoundError, Bounds, bounds};
 use crate::sim::chart::draw::ChartError;
 use crate::sim::run::engine::{Overflow, Run, TimedRun, replay, replay_timed};
 use crate::sim::run::placed::PlacementFault;
 use crate::sim::run::policy::SimPolicy;
 use crate::sim::run::timeline::{Pace, timeline};
 use crate::sim::snapshot::replace::ReplaceError;
-use crate::sim::stress::worlds::{StressError, World};
 use crate::sim::trace::churn::{NodeOrder, churn};
 use crate::sim::trace::read::{TraceNode, TracePod};
 use crate::sim::trace::table::TraceError;
@@ -35,28 +31,32 @@ const STEPS: usize = 100;
 
 /// The replays to run.
 #[derive(Debug)]
-pub(crate) struct Experiment {
-    pub(crate) nodes: Vec<TraceNode>,
-    pub(crate) traces: Vec<Trace>,
-    pub(crate) policies: Vec<SimPolicy>,
-    pub(crate) seeds: Vec<i64>,
-    pub(crate) order: NodeOrder,
+pub struct Experiment {
+    /// The cluster.
+    pub nodes: Vec<TraceNode>,
+    /// The pods of each trace.
+    pub traces: Vec<Trace>,
+    /// What is compared.
+    pub policies: Vec<SimPolicy>,
+    /// Each is a replay.
+    pub seeds: Vec<i64>,
+    /// Which of equal nodes comes first, in replays with times.
+    pub order: NodeOrder,
     /// Most moves of running pods for one that fits nowhere.
-    pub(crate) most_moves: usize,
+    pub most_moves: usize,
     /// Replays at a time; by default one per core.
-    pub(crate) jobs: Option<NonZeroUsize>,
+    pub jobs: Option<NonZeroUsize>,
 }
 
 /// The pods of one file.
 #[derive(Debug)]
-pub(crate) struct Trace {
+pub struct Trace {
     /// Its name in tables.
-    pub(crate) label: String,
-    pub(crate) pods: Arc<Vec<TracePod>>,
+    pub label: String,
+    /// In the order of its rows.
+    pub pods: Vec<TracePod>,
     /// Pods that accept only GPU models which no node has.
-    pub(crate) unknown_model_pods: usize,
-    /// The stress world that is made of it.
-    pub(crate) world: Option<World>,
+    pub unknown_model_pods: usize,
 }
 
 /// When pods come, in replays with times.
@@ -70,27 +70,28 @@ pub(crate) enum Times {
 
 /// The replays of one trace.
 #[derive(Debug)]
-pub(crate) struct Results<R> {
+pub struct Results<R> {
     /// Name of the trace in tables.
-    pub(crate) trace: String,
+    pub trace: String,
     /// Its pods that accept only GPU models which no node has.
-    pub(crate) unknown_model_pods: usize,
-    /// The policies in the order of the flags, each with its replays in the order of the seeds.
-    pub(crate) by_policy: Vec<(SimPolicy, Vec<Timed<R>>)>,
+    pub unknown_model_pods: usize,
+    /// The policies by name, in the order of the flags, each with its replays in the order of the seeds.
+    pub by_policy: Vec<(&'static str, Vec<Timed<R>>)>,
 }
 
 /// One replay with the time it took.
 #[derive(Debug)]
-pub(crate) struct Timed<R> {
+pub struct Timed<R> {
     /// The result.
-    pub(crate) run: R,
+    pub run: R,
     /// CPU time of one core.
-    pub(crate) time: Duration,
+    pub time: Duration,
 }
 
 /// One replay to run.
-struct Job<'e> {
-    trace: &'e Trace,
+struct Job {
+    /// Its position.
+    trace: usize,
     policy: SimPolicy,
     seed: i64,
 }
@@ -98,7 +99,7 @@ struct Job<'e> {
 impl<R> Results<R> {
     /// The replays of the policy with which others are compared, if it is among them.
     pub(crate) fn baseline(&self) -> Option<&[Timed<R>]> {
-        let found = self.by_policy.iter().find(|(policy, _)| *policy == SimPolicy::Fgd);
+        let found = self.by_policy.iter().find(|(policy, _)| *policy == SimPolicy::FGD.name);
         found.map(|(_, runs)| runs.as_slice())
     }
 }
@@ -106,7 +107,7 @@ impl<R> Results<R> {
 impl Experiment {
     /// The subject of the figures, in a line; `how` says when pods come. One more line for each
     /// trace with pods that cannot fit.
-    pub(crate) fn title(&self, how: &str) -> String {
+    pub fn title(&self, how: &str) -> String {
         let gpus = capacity_milli(&self.nodes) / 1000;
         let seeds = match self.seeds[..] {
             [first, .., last] => format!("seeds {first}..{last}"),
@@ -125,37 +126,42 @@ impl Experiment {
     }
 
     /// Replays arrivals without times, up to `load` times the cluster, or the files as they are.
-    pub(crate) fn arrivals(&self, load: Option<f64>) -> Result<Vec<Results<Run>>, SimulateError> {
-        self.on_all_cores(&self.policies, |job, bar| {
-            let workload = self.workload(job, load)?;
+    ///
+    /// # Errors
+    /// What is wrong with nodes, pods or load.
+    pub fn arrivals(&self, load: Option<f64>) -> Result<Vec<Results<Run>>, SimulateError> {
+        self.replays(|trace, seed| Ok(self.workload(trace, load, seed)?))
+    }
+
+    /// The arrivals of the trace at this position.
+    ///
+    /// # Errors
+    /// [`WorkloadError`].
+    pub fn workload(
+        &self,
+        trace: usize,
+        load: Option<f64>,
+        seed: i64,
+    ) -> Result<Workload, WorkloadError> {
+        let (nodes, pods) = (self.nodes.clone(), self.traces[trace].pods.clone());
+        match load {
+            Some(load) => Workload::paper(nodes, pods, seed, load),
+            None => Ok(Workload::as_is(nodes, pods)),
+        }
+    }
+
+    /// Replays what `workload` makes of the trace at a position, and of a seed.
+    ///
+    /// # Errors
+    /// Of `workload`, or a node that is not valid.
+    pub fn replays<E: From<ReportRefusal> + Send>(
+        &self,
+        workload: impl Fn(usize, i64) -> Result<Workload, E> + Sync,
+    ) -> Result<Vec<Results<Run>>, E> {
+        self.each(|job, bar| {
+            let workload = workload(job.trace, job.seed)?;
             let steps = bar.steps(workload.arrivals.len());
             Ok(replay(&workload, job.policy, job.seed, self.most_moves, steps)?)
-        })
-    }
-
-    /// How much any policy could have allocated of the same arrivals, trace by trace.
-    pub(crate) fn bounds(&self, load: Option<f64>) -> Result<Vec<SeedBounds>, SimulateError> {
-        let results = self.on_all_cores(&[SimPolicy::Fgd], |job, bar| {
-            let workload = self.workload(job, load)?;
-            let steps = bar.steps(workload.arrivals.len());
-            let baseline = replay(&workload, job.policy, job.seed, 0, steps)?;
-            Ok((job.seed, bounds(&workload, baseline.first_lost)?))
-        })?;
-        let of_trace = |result: Results<(i64, Bounds)>| {
-            let runs = result.by_policy.into_iter().flat_map(|(_, runs)| runs);
-            SeedBounds(runs.map(|timed| timed.run).collect())
-        };
-        Ok(results.into_iter().map(of_trace).collect())
-    }
-
-    fn workload(&self, job: &Job<'_>, load: Option<f64>) -> Result<Workload, SimulateError> {
-        if let Some(world) = &job.trace.world {
-            return Ok(world.workload(&self.nodes, &job.trace.pods, job.seed)?);
-        }
-        let (nodes, pods) = (self.nodes.clone(), job.trace.pods.to_vec());
-        Ok(match load {
-            Some(load) => Workload::paper(nodes, pods, job.seed, load)?,
-            None => Workload::as_is(nodes, pods),
         })
     }
 
@@ -166,8 +172,8 @@ impl Experiment {
         overflow: Overflow,
         standing_after: Option<f64>,
     ) -> Result<Vec<Results<TimedRun>>, SimulateError> {
-        self.on_all_cores(&self.policies, |job, bar| {
-            let (nodes, pods) = (self.nodes.clone(), job.trace.pods.to_vec());
+        self.each(|job, bar| {
+            let (nodes, pods) = (self.nodes.clone(), self.traces[job.trace].pods.clone());
             let workload = match times {
                 Times::Churn(load) => churn(nodes, pods, load, self.order, job.seed),
                 Times::Own(pace) => timeline(nodes, pods, pace, self.order, job.seed),
@@ -181,55 +187,34 @@ impl Experiment {
     }
 
     /// Runs `work` for each trace, policy and seed.
-    fn on_all_cores<R: Send>(
+    fn each<R: Send, E: Send>(
         &self,
-        policies: &[SimPolicy],
-        work: impl Fn(&Job<'_>, &Bar) -> Result<R, SimulateError> + Sync,
-    ) -> Result<Vec<Results<R>>, SimulateError> {
+        work: impl Fn(&Job, &Bar) -> Result<R, E> + Sync,
+    ) -> Result<Vec<Results<R>>, E> {
         let mut jobs = Vec::new();
-        for trace in &self.traces {
-            for policy in policies {
-                jobs.extend(self.seeds.iter().map(|seed| Job {
-                    trace,
-                    policy: *policy,
-                    seed: *seed,
-                }));
+        for trace in 0..self.traces.len() {
+            for policy in &self.policies {
+                let job = |seed: &i64| Job { trace, policy: *policy, seed: *seed };
+                jobs.extend(self.seeds.iter().map(job));
             }
         }
         let bar = Bar::new(jobs.len());
-        let next = AtomicUsize::new(0);
-        let done: Mutex<BTreeMap<usize, Result<Timed<R>, SimulateError>>> = Mutex::default();
-        let worker = || {
-            loop {
-                let place = next.fetch_add(1, Ordering::Relaxed);
-                let Some(job) = jobs.get(place) else { return };
-                let started = ThreadTime::now();
-                let result = work(job, &bar).map(|run| Timed { run, time: started.elapsed() });
-                if result.is_err() {
-                    next.store(jobs.len(), Ordering::Relaxed);
-                }
-                let mut done = done.lock();
-                done.insert(place, result);
-            }
-        };
-        let cores = self.jobs.or_else(|| thread::available_parallelism().ok());
-        thread::scope(|scope| {
-            for _ in 0..cores.map_or(1, NonZeroUsize::get).min(jobs.len()) {
-                scope.spawn(worker);
-            }
+        let done = on_all_cores(&jobs, self.jobs, |job| {
+            let started = ThreadTime::now();
+            work(job, &bar).map(|run| Timed { run, time: started.elapsed() })
         });
         bar.0.finish_and_clear();
-        let done = done.into_inner().into_values();
-        Ok(self.grouped(policies, done.collect::<Result<Vec<Timed<R>>, SimulateError>>()?))
+        Ok(self.grouped(done?))
     }
 
     /// The replays by trace and policy; they are in the order of the jobs.
-    fn grouped<R>(&self, policies: &[SimPolicy], done: Vec<Timed<R>>) -> Vec<Results<R>> {
+    fn grouped<R>(&self, done: Vec<Timed<R>>) -> Vec<Results<R>> {
         let mut done = done.into_iter();
         let mut results = Vec::new();
         for trace in &self.traces {
-            let of = |policy: &SimPolicy| (*policy, done.by_ref().take(self.seeds.len()).collect());
-            let by_policy = policies.iter().map(of).collect();
+            let of =
+                |policy: &SimPolicy| (policy.name, done.by_ref().take(self.seeds.len()).collect());
+            let by_policy = self.policies.iter().map(of).collect();
             results.push(Results {
                 trace: trace.label.clone(),
                 unknown_model_pods: trace.unknown_model_pods,
@@ -240,26 +225,36 @@ impl Experiment {
     }
 }
 
-/// Names of the traces for output: the file names without their common start up to its last `_`;
-/// the paths if two names are the same.
-pub(crate) fn labels(paths: &[PathBuf]) -> Vec<String> {
-    let stem = |path: &PathBuf| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let stems: Vec<String> = paths.iter().map(stem).collect();
-    if stems.iter().collect::<BTreeSet<_>>().len() < stems.len() {
-        let whole = |path: &PathBuf| {
-            let parts = path.iter().map(|part| part.to_string_lossy().replace('/', ""));
-            parts.filter(|part| !part.is_empty()).collect::<Vec<_>>().join("-")
-        };
-        return paths.iter().map(whole).collect();
-    }
-    let [first, others @ ..] = &stems[..] else { return stems };
-    let shared = |other: &String| {
-        let same = first.char_indices().zip(other.chars());
-        same.take_while(|((_, a), b)| a == b).last().map_or(0, |((at, a), _)| at + a.len_utf8())
+/// Runs `work` on each task, this many at a time; by default one per core. The results are in the order of
+/// the tasks, whichever ends first.
+///
+/// # Errors
+/// The error of a task, after which no other begins.
+pub fn on_all_cores<T: Sync, R: Send, E: Send>(
+    tasks: &[T],
+    jobs: Option<NonZeroUsize>,
+    work: impl Fn(&T) -> Result<R, E> + Sync,
+) -> Result<Vec<R>, E> {
+    let next = AtomicUsize::new(0);
+    let done: Mutex<BTreeMap<usize, Result<R, E>>> = Mutex::default();
+    let worker = || {
+        loop {
+            let place = next.fetch_add(1, Ordering::Relaxed);
+            let Some(task) = tasks.get(place) else { return };
+            let result = work(task);
+            if result.is_err() {
+                next.store(tasks.len(), Ordering::Relaxed);
+            }
+            done.lock().insert(place, result);
+        }
     };
-    let Some(shared) = others.iter().map(shared).min() else { return stems };
-    let cut = first[..shared].rfind('_').map_or(0, |at| at + 1);
-    stems.iter().map(|stem| stem[cut..].to_owned()).collect()
+    let cores = jobs.or_else(|| thread::available_parallelism().ok());
+    thread::scope(|scope| {
+        for _ in 0..cores.map_or(1, NonZeroUsize::get).min(tasks.len()) {
+            scope.spawn(worker);
+        }
+    });
+    done.into_inner().into_values().collect()
 }
 
 /// A bar on standard error with the remaining time; hidden if that is no terminal.
@@ -322,12 +317,6 @@ pub enum SimulateError {
     /// No workload can be made of the two.
     #[error("cannot make a workload from these files")]
     Workload(#[from] WorkloadError),
-    /// No stress world can be made of them.
-    #[error("cannot make a stress world from these files")]
-    Stress(#[from] StressError),
-    /// A world that does not exist.
-    #[error("--world: {0}")]
-    World(String),
     /// A node that is not valid.
     #[error("cannot build the cluster of the node file")]
     Cluster(#[from] ReportRefusal),
@@ -357,15 +346,9 @@ pub enum SimulateError {
     /// One end for several traces.
     #[error("--write-pods and --write-free write the end of one trace: give --pods once")]
     OneEnd,
-    /// Bursts of nothing.
-    #[error("--bursts needs {0}")]
-    NoBursts(&'static str),
     /// A trace cannot be compared with itself.
     #[error("--pods `{}` is given twice", .0.display())]
     Repeated(PathBuf),
-    /// The bounds.
-    #[error("--bound")]
-    Bound(#[from] BoundError),
     /// The chart.
     #[error("--chart")]
     Chart(#[from] ChartError),
@@ -391,17 +374,12 @@ impl SimulateError {
             | Self::Pods(_)
             | Self::Workload(_)
             | Self::Placement(_)
-            | Self::Stress(_)
-            | Self::World(_)
             | Self::Cluster(_)
             | Self::NoFolder(_)
             | Self::OneChart
             | Self::OneEnd
-            | Self::NoBursts(_)
-            | Self::Repeated(_)
-            | Self::Bound(BoundError::NoSolver | BoundError::Dimensions { .. }) => 2,
-            Self::Bound(BoundError::Forced { .. } | BoundError::Unsolved { .. })
-            | Self::Folder { .. }
+            | Self::Repeated(_) => 2,
+            Self::Folder { .. }
             | Self::Chart(_)
             | Self::End(_)
             | Self::Table(_)

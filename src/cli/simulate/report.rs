@@ -10,8 +10,6 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use serde_json::Number;
 
-use crate::cli::simulate::bound;
-use crate::cli::simulate::bound::{JsonBounds, SeedBounds};
 use crate::cli::simulate::figures::{Paired, cell, deviation, mean, mean_cell, percent, rounded};
 use crate::cli::simulate::jobs::{Results, Timed};
 use crate::sim::run::engine::Run;
@@ -21,8 +19,6 @@ use crate::sim::run::engine::Run;
 pub(crate) struct Report {
     title: String,
     results: Vec<Results<Run>>,
-    /// By trace; empty without `--bound`.
-    bounds: Vec<SeedBounds>,
 }
 
 /// The figures of one replay, or their means.
@@ -49,9 +45,6 @@ pub(crate) enum JsonReport<P> {
         unknown_model_pods: usize,
         /// A result per policy.
         results: Vec<P>,
-        /// How much any policy could have allocated.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        bounds: Option<JsonBounds>,
     },
     /// Of several.
     Several {
@@ -66,8 +59,6 @@ pub(crate) struct JsonTrace<P> {
     trace: String,
     unknown_model_pods: usize,
     results: Vec<P>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    bounds: Option<JsonBounds>,
 }
 
 /// One policy: means over the seeds, standard deviations of the two compared figures, and their
@@ -98,24 +89,17 @@ struct JsonRun {
 /// Never: all values are plain numbers and names.
 pub(crate) fn json_text<R, P: Serialize>(
     results: &[Results<R>],
-    bounds: &[SeedBounds],
     of: impl Fn(&Results<R>) -> Vec<P>,
 ) -> String {
-    let bounds_of = |at: usize| bounds.get(at).and_then(SeedBounds::json);
     let report = match results {
-        [one] => JsonReport::One {
-            unknown_model_pods: one.unknown_model_pods,
-            results: of(one),
-            bounds: bounds_of(0),
-        },
+        [one] => JsonReport::One { unknown_model_pods: one.unknown_model_pods, results: of(one) },
         several => {
-            let trace = |(at, one): (usize, &Results<R>)| JsonTrace {
+            let trace = |one: &Results<R>| JsonTrace {
                 trace: one.trace.clone(),
                 unknown_model_pods: one.unknown_model_pods,
                 results: of(one),
-                bounds: bounds_of(at),
             };
-            JsonReport::Several { traces: several.iter().enumerate().map(trace).collect() }
+            JsonReport::Several { traces: several.iter().map(trace).collect() }
         }
     };
     let text = serde_json::to_string_pretty(&report).expect("numbers and names are valid JSON");
@@ -124,12 +108,7 @@ pub(crate) fn json_text<R, P: Serialize>(
 
 /// A table below its title: names to the left, figures to the right. With a single trace it leaves
 /// out the first column, the trace.
-pub(crate) fn aligned(
-    heads: &[&str],
-    names: usize,
-    rows: Vec<Vec<String>>,
-    is_one: bool,
-) -> String {
+pub fn aligned(heads: &[&str], names: usize, rows: Vec<Vec<String>>, is_one: bool) -> String {
     let skipped = usize::from(is_one);
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
@@ -146,40 +125,32 @@ pub(crate) fn aligned(
 impl Report {
     /// A report on replays.
     #[must_use]
-    pub(crate) fn new(title: String, results: Vec<Results<Run>>, bounds: Vec<SeedBounds>) -> Self {
-        Self { title, results, bounds }
+    pub(crate) fn new(title: String, results: Vec<Results<Run>>) -> Self {
+        Self { title, results }
     }
 
     /// A table for people; figures of several seeds as mean ± standard deviation.
     #[must_use]
     pub(crate) fn table(&self) -> String {
         let mut rows = Vec::new();
-        for (at, result) in self.results.iter().enumerate() {
+        for result in &self.results {
             for (policy, runs) in &result.by_policy {
-                let mut row = vec![result.trace.clone(), policy.name().to_owned()];
+                let mut row = vec![result.trace.clone(), (*policy).to_owned()];
                 row.extend(cells(runs, result.baseline()));
-                rows.push(row);
-            }
-            for [name, at_100, last] in
-                self.bounds.get(at).map(SeedBounds::rows).unwrap_or_default()
-            {
-                let mut row = vec![String::new(); HEADS.len()];
-                (row[0], row[1], row[2], row[5]) = (result.trace.clone(), name, at_100, last);
                 rows.push(row);
             }
         }
         let rows = aligned(&HEADS, 2, rows, self.results.len() == 1);
-        let legend = if self.bounds.is_empty() { "" } else { bound::LEGEND };
-        format!("{}\n\n{rows}\n{LEGEND}{legend}", self.title)
+        format!("{}\n\n{rows}\n{LEGEND}", self.title)
     }
 
     /// JSON with a result per policy; several traces by trace.
     #[must_use]
     pub(crate) fn json(&self) -> String {
-        json_text(&self.results, &self.bounds, |result| {
+        json_text(&self.results, |result| {
             let baseline = result.baseline();
             let policies = result.by_policy.iter();
-            policies.map(|(policy, runs)| json_result(policy.name(), runs, baseline)).collect()
+            policies.map(|(policy, runs)| json_result(policy, runs, baseline)).collect()
         })
     }
 
@@ -194,18 +165,11 @@ impl Report {
              fragmentation_at_end,packing_efficiency\n",
         );
         let figure = |value: Option<f64>| value.map(|v| v.to_string()).unwrap_or_default();
-        for (at, result) in self.results.iter().enumerate() {
-            for bound in self.bounds.get(at).map(SeedBounds::csv_rows).unwrap_or_default() {
-                if !is_one {
-                    text.push_str(&csv_name(&result.trace));
-                }
-                text.push_str(&bound);
-                text.push_str(",,,,,,\n");
-            }
+        for result in &self.results {
             for Timed { run, .. } in result.by_policy.iter().flat_map(|(_, runs)| runs) {
                 let row = figures(run);
                 let values = [
-                    run.policy.name().to_owned(),
+                    run.policy.to_owned(),
                     run.seed.to_string(),
                     figure(row.at_100),
                     row.last.to_string(),
@@ -228,7 +192,7 @@ impl Report {
 }
 
 /// A trace's name as the first value of a CSV row. It comes from a file name.
-pub(crate) fn csv_name(name: &str) -> String {
+pub fn csv_name(name: &str) -> String {
     match name.contains([',', '"', '\n', '\r']) {
         true => format!("\"{}\",", name.replace('"', "\"\"")),
         false => format!("{name},"),

@@ -34,7 +34,7 @@ impl TimedReport {
         let (mut rows, mut by_class) = (Vec::new(), Vec::new());
         for result in &self.results {
             for (policy, runs) in &result.by_policy {
-                let names = vec![result.trace.clone(), policy.name().to_owned()];
+                let names = vec![result.trace.clone(), (*policy).to_owned()];
                 let cells = self.cells(runs, result.baseline());
                 rows.push([names.clone(), cells].concat());
                 for class in PodClass::ALL {

@@ -14,10 +14,10 @@ use crate::sim::run::service::{Moment, PodClass};
 
 /// JSON with a result per policy; several traces by trace.
 pub(crate) fn timed_json(results: &[Results<TimedRun>]) -> String {
-    json_text(results, &[], |result| {
+    json_text(results, |result| {
         let baseline = result.baseline();
         let policies = result.by_policy.iter();
-        policies.map(|(policy, runs)| json_result(policy.name(), runs, baseline)).collect()
+        policies.map(|(policy, runs)| json_result(policy, runs, baseline)).collect()
     })
 }
 

@@ -110,13 +110,13 @@ impl SimCluster {
         let rank_of = named.map(|(rank, agent)| (NodeName::new(agent.agent.as_str()), rank));
         let rank_of = rank_of.collect();
         let yardstick = mix_of(population);
-        if let SimPolicy::Without(term) = policy {
-            ledger.weigh(term.left_out());
+        if let Some(weights) = policy.weights {
+            ledger.weigh(weights);
         }
-        if policy.mix_source() == MixSource::Population {
+        if policy.mix == MixSource::Population {
             ledger.set_mix(yardstick.clone());
         }
-        let is_learning = match policy.mix_source() {
+        let is_learning = match policy.mix {
             MixSource::Arrivals => true,
             MixSource::Population => false,
             // A pod may choose a policy that needs the mix.
@@ -165,7 +165,7 @@ impl SimCluster {
     /// Notes that a pod has come; a policy that learns the mix does so now.
     pub(crate) fn meet(&self, arrival: usize, pod: &TracePod) {
         if self.is_learning {
-            let strategy = self.policy.strategy(|| 0); // the mix learns the request only
+            let strategy = (self.policy.strategy)(0); // the mix learns the request only
             self.ledger.learn(uid(arrival), &query_of(pod, strategy));
         }
     }
@@ -271,7 +271,7 @@ impl SimCluster {
     }
 
     fn query(&mut self, pod: &TracePod) -> PlacementRequest {
-        let strategy = self.policy.strategy(|| self.chance.next_u64());
+        let strategy = (self.policy.strategy)(self.chance.next_u64());
         query_of(pod, strategy)
     }
 
@@ -363,7 +363,7 @@ impl SimCluster {
 }
 
 /// A ledger in which time ends nothing.
-pub(crate) fn untimed_ledger() -> Ledger {
+pub fn untimed_ledger() -> Ledger {
     Ledger::new(Settings {
         hold_for: FOREVER,
         stale_after: FOREVER,
@@ -383,7 +383,7 @@ fn uid(arrival: usize) -> PodUid {
 /// report: no device has a process of a pod.
 ///
 /// The ledger breaks ties by name, so the name begins with the position in the tie-break order.
-pub(crate) fn add_node(
+pub fn add_node(
     ledger: &Ledger,
     rank: usize,
     node: &TraceNode,
@@ -420,7 +420,7 @@ fn unranked(name: &str) -> &str {
 }
 
 /// A pool for each rule; the usual one has no name.
-pub(crate) fn pool_of(rule: PoolRule) -> PoolName {
+pub fn pool_of(rule: PoolRule) -> PoolName {
     let is_usual = rule == PoolRule::default();
     PoolName::new(if is_usual { String::new() } else { format!("{rule:?}") })
 }
@@ -439,7 +439,7 @@ fn request_type(pod: &TracePod) -> RequestType {
 }
 
 /// The query for a pod. The policy that it chooses counts beside those of the product.
-pub(crate) fn query_of(pod: &TracePod, strategy: Strategy) -> PlacementRequest {
+pub fn query_of(pod: &TracePod, strategy: Strategy) -> PlacementRequest {
     let strategy = match (strategy, own_policy(pod)) {
         (Strategy::Policy(_), Some(own)) => Strategy::Policy(own),
         (usual, _) => usual,

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 /// The load at which the paper compares policies, in percent.
-pub(crate) const FULL_LOAD: u64 = 100;
+pub const FULL_LOAD: u64 = 100;
 
 /// The points of one replay, summed per column.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,7 +87,7 @@ impl Column {
 }
 
 /// The column of a load: whole percent of the capacity, both in thousandths of a GPU.
-pub(crate) fn column_of(arrived_milli: u64, capacity_milli: u64) -> u64 {
+pub fn column_of(arrived_milli: u64, capacity_milli: u64) -> u64 {
     rounded_ratio(arrived_milli, 100, capacity_milli)
 }
 

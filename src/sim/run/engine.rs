@@ -28,9 +28,9 @@ const FULL_LOAD: u64 = 100;
 /// Result of one replay of arrivals under one policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Run {
-    /// The policy.
-    pub policy: SimPolicy,
-    /// The seed of the workload, and of the policy `random`.
+    /// The name of the policy.
+    pub policy: &'static str,
+    /// The seed of the workload, and of what policies draw.
     pub seed: i64,
     /// Pods that arrived.
     pub arrivals: u64,
@@ -73,9 +73,9 @@ pub struct Stranded(pub BTreeMap<u64, u64>);
 /// Result of one replay with times under one policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TimedRun {
-    /// The policy.
-    pub policy: SimPolicy,
-    /// The seed of the schedule, and of the policy `random`.
+    /// The name of the policy.
+    pub policy: &'static str,
+    /// The seed of the schedule, and of what policies draw.
     pub seed: i64,
     /// The unit of times.
     pub unit: TimeUnit,
@@ -158,7 +158,7 @@ pub fn replay(
     let curve = Curve::new(workload.capacity_milli());
     let end = sample(&cluster, &curve);
     let run = Run {
-        policy,
+        policy: policy.name,
         seed,
         arrivals: 0,
         lost: 0,
@@ -211,7 +211,7 @@ pub fn replay_timed(
     let closed = replay.watcher.close(&replay.cluster, waiting);
     let is_early = |moment: &&Moment| moment.at < schedule.window.start;
     Ok(TimedRun {
-        policy,
+        policy: policy.name,
         seed,
         unit: schedule.unit,
         all: closed.all,

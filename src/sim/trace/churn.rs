@@ -87,7 +87,7 @@ pub fn churn(
 }
 
 /// The nodes in tie-break order.
-pub(crate) fn ranked(
+pub fn ranked(
     mut nodes: Vec<TraceNode>,
     order: NodeOrder,
     chance: &mut impl RngCore,
@@ -112,7 +112,7 @@ pub(crate) fn chance_of(seed: i64) -> ChaCha8Rng {
 
 /// A uniform number below `choices`, without bias: Lemire, "Fast Random Integer Generation in an
 /// Interval" (2019).
-pub(crate) fn index_below(choices: NonZeroU64, chance: &mut impl RngCore) -> usize {
+pub fn index_below(choices: NonZeroU64, chance: &mut impl RngCore) -> usize {
     let too_few = choices.get().wrapping_neg() % choices;
     loop {
         let wide = u128::from(chance.next_u64()) * u128::from(choices.get());

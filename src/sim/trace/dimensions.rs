@@ -14,9 +14,6 @@ use crate::sim::trace::forms::{
     self, Form, device_memory, list, parts, profile, share, share_text, whole,
 };
 
-/// Seconds of bursts and between them: a year.
-const MAX_BURST_SECONDS: u64 = 31_536_000;
-
 /// What the optional columns say of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -63,9 +60,6 @@ pub struct MoreOfPod {
     /// How much it may use while that is free.
     #[serde(skip)]
     pub limit: Option<Limit>,
-    /// When it uses that; only with a limit, and of one device.
-    #[serde(skip)]
-    pub bursts: Option<TraceBursts>,
     /// The policy that it chooses.
     #[serde(with = "forms")]
     pub policy: Option<Policy>,
@@ -81,17 +75,6 @@ pub struct MoreOfPod {
     /// Where it runs.
     #[serde(skip)]
     pub placed: Option<TracePlacement>,
-}
-
-/// How a pod uses its GPU that is idle between bursts. Its container may be restarted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct TraceBursts {
-    /// Mean time from a burst to the next one, in seconds.
-    pub gap_seconds: u64,
-    /// Mean length of a burst that has the GPU alone, in seconds.
-    pub seconds: u64,
-    /// Memory of a burst, in thousandths of the limit: 1 to 1000.
-    pub memory_milli: u64,
 }
 
 /// Where a pod runs.
@@ -147,12 +130,6 @@ pub(crate) struct GpuColumns {
     pub(crate) limit_milli: Option<Share>,
     #[serde(with = "forms")]
     pub(crate) limit_gpu_memory_mib: Option<MemMib>,
-    #[serde(deserialize_with = "forms::some_number::<1, MAX_BURST_SECONDS, _>")]
-    pub(crate) burst_gap_seconds: Option<u64>,
-    #[serde(deserialize_with = "forms::some_number::<1, MAX_BURST_SECONDS, _>")]
-    pub(crate) burst_seconds: Option<u64>,
-    #[serde(deserialize_with = "forms::some_number::<1, 1000, _>")]
-    pub(crate) burst_memory_milli: Option<u64>,
 }
 
 /// What a MIG profile with its memory is written like.

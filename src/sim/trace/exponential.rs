@@ -3,14 +3,14 @@
 use rand_chacha::rand_core::RngCore;
 
 /// Mean of [`exponential`]: times are whole multiples of its 2^32nd part.
-pub(crate) const MEAN_TICKS: u64 = 1 << 32;
+pub const MEAN_TICKS: u64 = 1 << 32;
 
 /// A time with exponential distribution and mean [`MEAN_TICKS`], by comparisons of whole numbers:
 /// von Neumann, "Various Techniques Used in Connection With Random Digits" (1951), section 4.
 ///
 /// The first of a falling run of uniform numbers of odd length is exponential below the mean. Each
 /// run of even length adds one mean; its probability is 1/e.
-pub(crate) fn exponential(chance: &mut impl RngCore) -> u64 {
+pub fn exponential(chance: &mut impl RngCore) -> u64 {
     let mut means = 0;
     loop {
         let first = chance.next_u64();

@@ -10,9 +10,11 @@ use crate::sim::trace::dimensions::{DeviceAt, MoreOfNode, TraceInstance};
 
 /// A device with its place in the trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct TraceDevice {
-    pub(crate) at: DeviceAt,
-    pub(crate) device: Device,
+pub struct TraceDevice {
+    /// Its place.
+    pub at: DeviceAt,
+    /// The device.
+    pub device: Device,
 }
 
 /// The GPUs of a row of the node file.

@@ -22,10 +22,9 @@ use crate::hardware::device::{
 use crate::hardware::device_class::DeviceClass;
 use crate::hardware::pool::PoolRule;
 use crate::hardware::units::{MemMib, Share};
-use crate::model::request::{Amount, GpuRequest, Isolation, Limit, Movable};
+use crate::model::request::{Amount, GpuRequest, Limit};
 use crate::sim::trace::dimensions::{
-    DeviceAt, GpuColumns, INSTANCES, MoreOfNode, MoreOfPod, RuleColumns, TraceBursts,
-    TracePlacement,
+    DeviceAt, GpuColumns, INSTANCES, MoreOfNode, MoreOfPod, RuleColumns, TracePlacement,
 };
 use crate::sim::trace::forms::{self, Form, milli_up};
 use crate::sim::trace::inventory::{RowOfNode, TraceDevice};
@@ -46,8 +45,8 @@ pub(crate) const NODE_COLUMNS: &str = "sn,cpu_milli,memory_mib,gpu,model,gpu_mem
 /// Columns of a pod file; one that gpupack writes has at least the first eight.
 pub(crate) const POD_COLUMNS: &str = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,\
     creation_time,deletion_time,gpu_memory_mib,mig_profile,gpu_slots,isolation,limit_milli,\
-    limit_gpu_memory_mib,burst_gap_seconds,burst_seconds,burst_memory_milli,policy,\
-    min_gpu_memory_mib,by_instance,priority,node,devices,placed_isolation";
+    limit_gpu_memory_mib,policy,min_gpu_memory_mib,\
+    by_instance,priority,node,devices,placed_isolation";
 
 /// One row of the node file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,7 +80,7 @@ impl TraceNode {
     }
 
     /// Its devices, in the order of the file; `rank` makes their UUIDs unique.
-    pub(crate) fn devices(&self, rank: usize) -> Result<Vec<TraceDevice>, InventoryError> {
+    pub fn devices(&self, rank: usize) -> Result<Vec<TraceDevice>, InventoryError> {
         self.row().devices(rank)
     }
 
@@ -94,7 +93,7 @@ impl TraceNode {
     }
 
     /// How its pool shares them.
-    pub(crate) fn rule(&self) -> PoolRule {
+    pub fn rule(&self) -> PoolRule {
         self.more.as_ref().map(|more| more.rule).unwrap_or_default()
     }
 
@@ -162,7 +161,6 @@ impl TracePod {
         Some(GpuRequest {
             isolation: more.isolation,
             limit: more.limit,
-            movable: more.bursts.map_or(Movable::Never, |_| Movable::Restart),
             policy: more.policy,
             min_memory: more.min_memory,
             by_instance: more.by_instance,
@@ -403,7 +401,6 @@ fn pod_of(mut row: Row<'_>) -> Result<TracePod, TraceError> {
     if pod.num_gpu > 0 {
         (pod.gpu_milli, more.amount) = amount(&row, pod.num_gpu, &columns)?;
         more.limit = limit(&row, &columns)?;
-        more.bursts = bursts(&row, pod.num_gpu, &more, &columns)?;
     } else if columns.gpu_milli != Some(Share::ZERO) {
         return row.refuse("gpu_milli", 0);
     }
@@ -460,35 +457,6 @@ fn limit(row: &Row<'_>, columns: &GpuColumns) -> Result<Option<Limit>, TraceErro
         (None, Some(_)) => {
             row.refuse("limit_gpu_memory_mib", "MiB, at least the requested `gpu_memory_mib`")
         }
-    }
-}
-
-/// When it uses more than it requests. Only a pod that may be a guest does.
-fn bursts(
-    row: &Row<'_>,
-    num_gpu: u32,
-    more: &MoreOfPod,
-    columns: &GpuColumns,
-) -> Result<Option<TraceBursts>, TraceError> {
-    let all = ["burst_gap_seconds", "burst_seconds", "burst_memory_milli"];
-    let Some(column) = all.into_iter().find(|column| !row.text(column).is_empty()) else {
-        return Ok(None);
-    };
-    if num_gpu != 1 {
-        return row.refuse(column, "nothing, as `num_gpu` is not 1");
-    }
-    if more.limit.is_none() {
-        return row.refuse(column, "nothing without a limit of the pod");
-    }
-    if more.isolation != Isolation::None {
-        return row.refuse(column, "nothing beside an isolation");
-    }
-    let memory_milli = columns.burst_memory_milli.unwrap_or(1000);
-    match (columns.burst_gap_seconds, columns.burst_seconds) {
-        (Some(gap_seconds), Some(seconds)) => {
-            Ok(Some(TraceBursts { gap_seconds, seconds, memory_milli }))
-        }
-        _ => row.refuse(column, "`burst_gap_seconds` and `burst_seconds`, or neither"),
     }
 }
 

@@ -15,7 +15,7 @@ use crate::sim::trace::read::{TraceNode, TracePod};
 /// Largest load accepted, in multiples of the cluster's GPUs.
 pub const LOAD_MAX: f64 = 100.0;
 /// Most arrivals generated. Otherwise a trace of nearly only CPU pods would be repeated forever.
-pub(crate) const ARRIVALS_MAX: usize = 4_000_000;
+pub const ARRIVALS_MAX: usize = 4_000_000;
 
 /// What one experiment replays.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -57,10 +57,5 @@ fn gpu_columns(gpu_milli: u32, more: &MoreOfPod) -> GpuColumns {
         Some(Limit::Memory(memory)) => columns.limit_gpu_memory_mib = Some(memory),
         None => {}
     }
-    if let Some(bursts) = more.bursts {
-        columns.burst_gap_seconds = Some(bursts.gap_seconds);
-        columns.burst_seconds = Some(bursts.seconds);
-        columns.burst_memory_milli = Some(bursts.memory_milli);
-    }
     columns
 }

@@ -43,7 +43,7 @@ pub(super) fn previous() -> Result<PathBuf, String> {
         from = root.display(),
     );
     run(Command::new("sh").args(["-c", &unpack]))?;
-    let features = ["--features", "e2e,bound,page", "--bin", "gpupack_previous"];
+    let features = ["--features", "e2e,page", "--bin", "gpupack_previous"];
     let mut build = Command::new(env!("CARGO"));
     build.current_dir(&source).args(["build", "--locked"]).args(features);
     run(build.arg("--target-dir").arg(target))?;

@@ -3,7 +3,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use gpupack::agent::processes::pods::{groups_in_cgroup, pod_in_cgroup};
 use gpupack::agent::simulated::fleet::Fleet;
 use gpupack::config::file::Config;
-use gpupack::model::policy::Policy;
 use gpupack::server::history::series::{Moments, read};
 use gpupack::sim::run::placed::{end_of, keep_placements};
 use gpupack::sim::run::policy::SimPolicy;
@@ -88,8 +87,7 @@ fn played(nodes: &[TraceNode], mut pods: Vec<TracePod>) {
     }
     // More kinds of devices than the ledger keeps: told, and no more.
     let few = &nodes[..nodes.len().min(8)];
-    let policy = SimPolicy::Product(Policy::BinPack);
-    let Ok(end) = end_of(few, &pods, policy, 1) else { return };
+    let Ok(end) = end_of(few, &pods, SimPolicy::BINPACK, 1) else { return };
     assert_eq!(end.pods.len(), pods.len());
     let capacity: u64 = few.iter().map(TraceNode::capacity_milli).sum();
     assert_eq!(end.free.len() * 1000, usize::try_from(capacity).unwrap());

@@ -19,7 +19,7 @@ mod files;
 pub(crate) type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub(crate) const TARGETS: [Target; 15] = [
+pub(crate) const TARGETS: [Target; 14] = [
     ("filter", verbs::filter_and_prioritize),
     ("bind", verbs::bound),
     ("preempt", verbs::preempted),

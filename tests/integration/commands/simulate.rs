@@ -10,18 +10,11 @@ use serde_json::Value;
 
 const NODES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/small-nodes.csv");
 const PODS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/small-pods.csv");
-const POLICIES: &str =
-    "fragmentation,binpack,spread,fgd,bestfit,dotprod,gpupacking,gpuclustering,random";
-
-/// A call without a trace.
-fn call(flags: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_gpupack"));
-    command.arg("simulate").args(flags.split_whitespace());
-    command
-}
+const POLICIES: &str = "fragmentation,binpack,spread,fgd,bestfit";
 
 fn command(nodes: &str, pods: &str, flags: &str) -> Command {
-    let mut command = call("");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gpupack"));
+    command.arg("simulate");
     command.args(["--nodes", nodes, "--pods", pods]).args(flags.split_whitespace());
     command
 }
@@ -36,14 +29,9 @@ fn text(bytes: Vec<u8>) -> String {
 
 /// Standard output of a call that must succeed and complain about nothing.
 fn printed(flags: &str) -> String {
-    printed_by(command(NODES, PODS, flags))
-}
-
-/// The same of this call.
-fn printed_by(mut command: Command) -> String {
-    let output = command.output().expect("the program starts");
+    let output = simulate(flags);
     let complaint = text(output.stderr);
-    assert_eq!((output.status.code(), complaint.as_str()), (Some(0), ""), "{command:?}");
+    assert_eq!((output.status.code(), complaint.as_str()), (Some(0), ""), "{flags}");
     text(output.stdout)
 }
 
@@ -81,14 +69,6 @@ fn every_policy_gives_the_figures_it_gave_before() {
         fgd,43,90.6,93.46,257,58,3,88.316,98.816,95.4468
         bestfit,42,88.99,92.82,237,52,16,81.3708,98.0372,94.1267
         bestfit,43,85.82,93.53,257,73,25,65.2293,99.259,95.5177
-        dotprod,42,89.3,94.5,237,47,14,70.7064,98.3645,95.1608
-        dotprod,43,86.12,93.75,257,71,23,66.7736,98.9087,95.0704
-        gpupacking,42,90.13,95.62,237,45,12,63.1634,97.4269,95.625
-        gpupacking,43,88.85,95.99,257,68,18,62.5483,98.3572,95.993
-        gpuclustering,42,90.69,91.51,237,54,12,98.0752,99.0317,93.4609
-        gpuclustering,43,86.81,92.74,257,75,22,72.6371,99.4938,95.3928
-        random,42,81.24,87.69,237,36,10,80.1517,94.1255,88.3076
-        random,43,82.19,88.4,257,58,12,79.0661,91.6283,89.0139
     "#]];
     expected.assert_eq(&printed(&format!("--policy {POLICIES} --seeds 42..43 --output csv")));
 }
@@ -142,47 +122,9 @@ fn json_has_means_and_every_run_in_the_requested_order() {
 #[test]
 fn any_number_of_threads_gives_the_same_bytes() {
     for mode in ["", "--churn 0.4", "--timeline --load 0.8 --queue"] {
-        let flags = format!("--policy fragmentation,random --seeds -1..0 --output json {mode}");
+        let flags = format!("--policy fragmentation,fgd --seeds -1..0 --output json {mode}");
         assert_eq!(printed(&format!("{flags} --jobs 1")), printed(&format!("{flags} --jobs 3")));
     }
-}
-
-#[test]
-fn stress_worlds_are_compared_with_the_best_baseline() {
-    let flags = "--stress --world ten-fractions,fleet-4 --world filled-8 --seeds 1..2";
-    let table = printed(flags);
-    let lines: Vec<&str> = table.lines().collect();
-    assert_eq!(lines[0], "24 nodes, 144 GPUs; 200 pods, stress worlds, seeds 1..2");
-    let heads = "world of fragmentation fgd bestfit binpack known-mix least worst at against early";
-    assert_eq!(lines[2].split_whitespace().collect::<Vec<_>>()[..12].join(" "), heads);
-    let names = lines[3..6].iter().map(|line| line.split_whitespace().next().unwrap());
-    assert_eq!(names.collect::<Vec<_>>(), ["fleet-4", "filled-8", "ten-fractions"]);
-    let json = printed(&format!("{flags} --output json --jobs 1"));
-    assert_eq!(json, printed(&format!("{flags} --output json --jobs 3")));
-    let json: Value = serde_json::from_str(&json).unwrap();
-    for world in json["worlds"].as_array().unwrap() {
-        let curve = |at: usize| world["results"][at]["curve"].as_object().unwrap();
-        let least = curve(0).iter().map(|(load, ours)| {
-            let theirs = (1..4).map(|at| curve(at)[load].as_f64().unwrap());
-            ours.as_f64().unwrap() - theirs.fold(0.0, f64::max)
-        });
-        let least = least.fold(f64::INFINITY, f64::min);
-        assert!((world["worst"]["difference"].as_f64().unwrap() - least).abs() < 1e-3, "{world}");
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let charts = format!("--charts {}", folder.path().display());
-    let csv = printed(&format!("{flags} --policy fgd --output csv {charts}"));
-    let picture =
-        fs::read_to_string(folder.path().join("ten-fractions-fragmentation.svg")).unwrap();
-    assert!(picture.contains("Packing efficiency") && picture.contains(">\nfgd\n<"), "{picture}");
-    assert!(csv.contains("\nfleet-4,allocation,fgd,2,100,"), "{csv}");
-    check_refusal(
-        &simulate("--stress --world flat"),
-        2,
-        &expect![[r#"
-        gpupack: --world: there is no world `flat`; choose from shares-several, several-shares, small-large, large-small, shares-several-shares, several-shares-several, small-large-small, all-several-all, shares-several-twice, shares-several-slowly, several-shares-slowly, shares-several-shares-slowly, small-large-small-slowly, shares-several-twice-slowly, order-rising, order-falling, order-runs, sizes-80, sizes-115, sizes-quarters, cpu-85, fleet-4, fleet-8, fleet-12, fleet-30, fleet-100, filled-8, filled-20, filled-20-memory, filled-100, filled-300, ten-fractions
-    "#]],
-    );
 }
 
 #[test]
@@ -223,18 +165,8 @@ fn churn_gives_the_figures_it_gave_before() {
         fgd,2,fraction,350,37.2768,4.6817,4.2857,0,0,0,0,0,0
         fgd,2,whole,80,19.4981,6.25,6.25,0,0,0,0,0,0
         fgd,2,several,32,17.6403,51.6129,31.25,0,0,0,0,0,0
-        random,1,all,528,66.8375,30.9338,8.1439,0,0,0,0,0,0
-        random,1,cpu_only,44,0,0,0,0,0,0,0,0,0
-        random,1,fraction,358,41.0358,6.9384,5.5866,0,0,0,0,0,0
-        random,1,whole,95,20.8419,3.1579,3.1579,0,0,0,0,0,0
-        random,1,several,31,4.9597,82.6087,64.5161,0,0,0,0,0,0
-        random,2,all,508,66.0927,28.4899,7.874,0,0,0,0,0,0
-        random,2,cpu_only,46,0,0,0,0,0,0,0,0,0
-        random,2,fraction,350,36.3707,6.415,5.1429,0,0,0,0,0,0
-        random,2,whole,80,19.5022,6.25,6.25,0,0,0,0,0,0
-        random,2,several,32,10.2197,75.8065,53.125,0,0,0,0,0,0
     "#]];
-    expected.assert_eq(&printed("--policy fgd,random --churn 0.9 --seeds 1..2 --output csv"));
+    expected.assert_eq(&printed("--policy fgd --churn 0.9 --seeds 1..2 --output csv"));
 }
 
 #[test]
@@ -350,14 +282,6 @@ fn faults_of_placements_and_of_ends_are_named() {
         &expect![[r#"
             gpupack: --write-pods and --write-free write the end of one trace: give --pods once
         "#]],
-    );
-    #[cfg(feature = "bound")]
-    check(
-        MORE_PODS,
-        "--bound",
-        &expect![[r#"
-        gpupack: --bound: the bounds know whole GPUs and shares of one GPU only: `guarded` has more in its optional columns
-    "#]],
     );
     check(
         &MORE_PODS.replace(",5,,,\n", ",high,,,\n"),
@@ -489,93 +413,10 @@ fn bad_files_are_reported_with_position_and_valid_values() {
     );
 }
 
-const BURST_NODES: &str =
-    "sn,cpu_milli,memory_mib,gpu,model,gpu_memory_mib\nn,8000,65536,2,H100,81000\n";
-
-const BURST_PODS: &str = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,limit_milli,creation_time,\
-    deletion_time,burst_gap_seconds,burst_seconds,burst_memory_milli\n\
-    nb-1,1000,4096,1,500,1000,0,18000,600,120,750\n\
-    nb-2,1000,4096,1,500,1000,0,18000,600,120,750\n\
-    train,4000,16384,1,1000,,9000,12600,,,\n\
-    last,1000,1024,0,0,,18000,18001,,,\n";
-
-/// `gpupack simulate` on a node with two GPUs and these pods.
-fn bursts(folder: &Path, pods: &str, flags: &str) -> Output {
-    for (name, text) in [("nodes.csv", BURST_NODES), ("pods.csv", pods), ("other.csv", pods)] {
-        fs::write(folder.join(name), text).expect("a file can be written");
-    }
-    let mut command = command("nodes.csv", "pods.csv", flags);
-    command.current_dir(folder).output().expect("the program starts")
-}
-
-#[test]
-fn bursts_of_a_trace_are_played_under_each_rule() {
-    let folder = tempfile::tempdir().unwrap();
-    let play = |flags: &str| {
-        let output = bursts(folder.path(), BURST_PODS, flags);
-        let errors = text(output.stderr);
-        assert_eq!(output.status.code(), Some(0), "{errors}");
-        text(output.stdout)
-    };
-    let table = play("--bursts");
-    let first = table.lines().next().unwrap();
-    assert_eq!(first, "bursts of 2 of 4 pods on 2 GPUs of 1 nodes, 5.0 hours, 1 seeds");
-    assert_eq!(table, play("--bursts"), "the same bytes for the same input");
-    let json: Value = serde_json::from_str(&play("--bursts --seeds 1..2 --output json")).unwrap();
-    assert_eq!((&json["trace"], &json["seeds"]), (&"pods".into(), &2.into()));
-    let rules = json["rules"].as_array().unwrap();
-    let of = |rule: &str, name: &str| {
-        let row = rules.iter().find(|row| row["borrow"] == rule).unwrap();
-        row[name].as_f64().unwrap()
-    };
-    assert_eq!(of("none", "refused_percent"), 100.0, "all want more than their request");
-    let refused = of("memory", "refused_percent");
-    assert!((40.0..70.0).contains(&refused), "until one of them is moved home: {json}");
-    assert_eq!((of("none", "recalls"), of("memory", "recalls")), (0.0, 10.0));
-    assert!((59.9..60.1).contains(&of("none", "allocated_percent")), "{json}");
-    let busy: Value =
-        serde_json::from_str(&play("--bursts 0.9 --seeds 1..2 --output json")).unwrap();
-    let allocated = busy["rules"][0]["allocated_percent"].as_f64().unwrap();
-    assert!((89.9..90.1).contains(&allocated), "{busy}");
-}
-
-#[test]
-fn faults_of_traces_with_bursts_are_named() {
-    let folder = tempfile::tempdir().unwrap();
-    let no_bursts = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\np,1,1,1,500\n";
-    let untimed = BURST_PODS.replace(",9000,12600", ",,12600");
-    let unlimited = BURST_PODS.replacen("500,1000,0", "500,,0", 1);
-    for (pods, flags, part) in [
-        (no_bursts, "--bursts", "--bursts needs a pod with `burst_gap_seconds` in --pods"),
-        (
-            &untimed,
-            "--bursts",
-            "cannot make a workload from these files: pod `train` has no `creation_time`",
-        ),
-        (
-            &unlimited,
-            "--bursts",
-            "line 2, column `burst_gap_seconds`: `600` is not allowed, expected nothing without a \
-             limit of the pod",
-        ),
-        (BURST_PODS, "--bursts 1.5", "it must be a number from 0.05 to 0.95"),
-        (BURST_PODS, "--bursts --timeline", "cannot be used with"),
-        (BURST_PODS, "--bursts --pods other.csv", "--bursts needs one trace: give --pods once"),
-    ] {
-        let output = bursts(folder.path(), pods, flags);
-        let errors = text(output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{flags}: {errors}");
-        assert!(errors.contains(part), "{flags}: {errors}");
-    }
-    let alone = call("--bursts").output().unwrap();
-    assert_eq!(alone.status.code(), Some(2));
-    assert_eq!(text(alone.stderr), "gpupack: --bursts needs LOAD, or --nodes and --pods\n");
-}
-
 #[test]
 fn bad_flags_are_rejected_with_valid_values() {
     for (flags, part) in [
-        ("--policy fgdd", "fragmentation, binpack, spread, fgd, bestfit, dotprod"),
+        ("--policy fgdd", "fragmentation, binpack, spread, fgd, bestfit]"),
         ("--seeds 51..42", "the first seed is greater than the last one"),
         ("--seeds 1..x", "expected two whole numbers such as 42..51"),
         ("--seeds 1..99999", "more than 10000 seeds"),
@@ -591,11 +432,6 @@ fn bad_flags_are_rejected_with_valid_values() {
         ("--compress 2", "--timeline"),
         ("--queue", "--churn <LOAD>|--timeline"),
         ("--jobs 0", "--jobs <N>"),
-        ("--mig huge", "no such mix: expected all, uniform, small"),
-        ("--mig uniform", "cannot be used with"),
-        ("--mig-churn 0.9", "cannot be used with"),
-        ("--gpus 7", "cannot be used with"),
-        ("--mig odd --mig-churn 3", "it must be a number from 0.05 to 2"),
         ("--chart absent/out.svg", "--chart needs an existing folder: `absent` is not one"),
     ] {
         let output = simulate(flags);
@@ -627,97 +463,4 @@ fn a_reader_that_stops_early_is_not_an_error() {
     let mut complaint = String::new();
     child.stderr.take().unwrap().read_to_string(&mut complaint).unwrap();
     assert_eq!((child.wait().unwrap().code(), complaint.as_str()), (Some(0), ""));
-}
-
-#[cfg(feature = "bound")]
-#[test]
-fn bounds_are_above_the_results_of_all_policies() {
-    let report = printed("--bound --policy fgd,bestfit --seeds 42..43 --output json");
-    let report: Value = serde_json::from_str(&report).expect("the program writes JSON");
-    let figure = |value: &Value| value.as_f64().expect("a number");
-    for place in ["at_100", "last"] {
-        for (at, seed) in [42, 43].into_iter().enumerate() {
-            let bound = &report["bounds"]["any"]["runs"][at];
-            assert_eq!(bound["seed"], seed);
-            for result in report["results"].as_array().expect("results") {
-                let reached = figure(&result["runs"][at][place]);
-                assert!(reached <= figure(&bound[place]), "{result} above {bound}");
-            }
-            let faithful = &report["bounds"]["faithful"]["runs"][at];
-            let fgd = report["results"].as_array().into_iter().flatten();
-            let fgd = fgd.filter(|result| result["policy"] == "fgd").map(|fgd| &fgd["runs"][at]);
-            assert!(fgd.map(|fgd| figure(&fgd[place])).all(|fgd| fgd <= figure(&faithful[place])));
-            assert!(figure(&faithful[place]) <= figure(&bound[place]));
-        }
-    }
-    let table = printed("--bound --policy bestfit");
-    assert!(
-        table.contains("\n ≤ any policy ") && table.contains("\n ≤ faithful policy "),
-        "{table}"
-    );
-    let csv = printed("--bound --policy bestfit --output csv");
-    let columns: Vec<usize> = csv.lines().map(|line| line.split(',').count()).collect();
-    assert!(columns.iter().all(|count| *count == columns[0]), "{csv}");
-    assert_eq!(csv.lines().filter(|line| line.starts_with("bound_")).count(), 2, "{csv}");
-}
-
-#[cfg(not(feature = "bound"))]
-#[test]
-fn a_build_without_the_solver_names_what_is_missing() {
-    let expected = expect![[r#"
-        gpupack: --bound: this build has no solver for bounds: build it with `--features bound`
-    "#]];
-    check_refusal(&simulate("--bound"), 2, &expected);
-}
-
-#[test]
-fn mig_instances_on_demand_give_the_figures_they_gave_before() {
-    let churn = "--mig bimodal,models-80-20 --gpus 10 --mig-churn 0.9 --moves 1 --bound --seed 7";
-    expect![[r#"
-        mix,seed,policy,blocked_percent,moves_percent
-        "bimodal",7,"lower bound",7.18,
-        "bimodal",7,"free repacking",19.7959,
-        "bimodal",7,"gpupack",30.7483,0.0
-        "bimodal",7,"gpupack, one move",25.3061,4.2821
-        "bimodal",7,"fgd",31.2925,0.0
-        "bimodal",7,"hami",30.7483,0.0
-        "bimodal",7,"mfi",31.8367,0.0
-        "bimodal",7,"first-fit",31.1565,0.0
-        "models-80-20",7,"lower bound",3.9763,
-        "models-80-20",7,"free repacking",13.7884,
-        "models-80-20",7,"gpupack",19.2491,0.0
-        "models-80-20",7,"gpupack, one move",15.5631,5.2752
-        "models-80-20",7,"fgd",18.9078,0.0
-        "models-80-20",7,"hami",21.0239,0.0
-        "models-80-20",7,"mfi",20.8191,0.0
-        "models-80-20",7,"first-fit",25.3242,0.0
-    "#]]
-    .assert_eq(&printed_by(call(&format!("{churn} --output csv"))));
-    let arrivals = "--mig small --gpus 10 --bound --seeds 7..8";
-    expect![[r#"
-        mix,seed,policy,allocated_percent,first_loss_percent
-        "small",7,"bound",78.75,
-        "small",7,"gpupack",78.75,98.75
-        "small",7,"fgd",78.75,83.75
-        "small",7,"hami",78.75,101.25
-        "small",7,"mfi",78.75,91.25
-        "small",7,"first-fit",78.75,96.25
-        "small",8,"bound",95.0,
-        "small",8,"gpupack",95.0,107.5
-        "small",8,"fgd",95.0,107.5
-        "small",8,"hami",95.0,107.5
-        "small",8,"mfi",92.5,95.0
-        "small",8,"first-fit",92.5,95.0
-    "#]]
-    .assert_eq(&printed_by(call(&format!("{arrivals} --output csv"))));
-    let json: Value =
-        serde_json::from_str(&printed_by(call(&format!("{churn} --output json")))).unwrap();
-    assert_eq!((&json["gpus"], &json["load"]), (&Value::from(10), &Value::from(0.9)));
-    let table = printed_by(call(churn));
-    assert!(table.starts_with("MIG instances on 10 GPUs, churn at load 0.9, "), "{table}");
-    assert!(table.contains("\ngpupack, one move "), "{table}");
-    assert!(
-        !printed_by(call("--mig odd --gpus 1")).contains("one move"),
-        "only where it is wanted"
-    );
 }

@@ -175,14 +175,14 @@ fn compare_with_recorded(folder: &Path, seed: i64, workload: &Workload) {
 
 /// Seed, policy, and its allocation at 100 % load and at the end, as the paper's simulator has it.
 const RECORDED: [(i64, SimPolicy, f64, f64); 4] = [
-    (42, SimPolicy::Fgd, 95.23, 95.39),
-    (42, SimPolicy::BestFit, 92.90, 93.07),
-    (43, SimPolicy::Fgd, 95.32, 95.49),
-    (43, SimPolicy::BestFit, 92.83, 93.11),
+    (42, SimPolicy::FGD, 95.23, 95.39),
+    (42, SimPolicy::BESTFIT, 92.90, 93.07),
+    (43, SimPolicy::FGD, 95.32, 95.49),
+    (43, SimPolicy::BESTFIT, 92.83, 93.11),
 ];
 
 /// Mean allocation at 100 % load over seeds 42 to 51 on the trace `default`, as published.
-const PUBLISHED: [(SimPolicy, f64); 2] = [(SimPolicy::Fgd, 95.23), (SimPolicy::BestFit, 92.86)];
+const PUBLISHED: [(SimPolicy, f64); 2] = [(SimPolicy::FGD, 95.23), (SimPolicy::BESTFIT, 92.86)];
 
 /// The folder of the public trace, where replays of it are affordable.
 fn folder_for_replays(what: &str) -> Option<PathBuf> {
@@ -209,7 +209,11 @@ fn recorded_arrivals_are_packed_as_in_the_paper() {
         let run = replay(&workload, policy, seed, 0, |_| {}).unwrap();
         let ours = (run.curve.at_100().unwrap(), run.curve.last());
         let off = (ours.0 - at_100).abs().max((ours.1 - last).abs());
-        assert!(off <= 0.02, "{policy}, seed {seed}: {ours:?}, expected {at_100} and {last}");
+        assert!(
+            off <= 0.02,
+            "{}, seed {seed}: {ours:?}, expected {at_100} and {last}",
+            policy.name
+        );
     }
 }
 
@@ -224,6 +228,10 @@ fn mean_allocation_on_the_public_trace_is_the_published_one() {
             replay(&workload, policy, seed, 0, |_| {}).unwrap().curve.at_100().unwrap()
         });
         let mean = at_100.iter().sum::<f64>() / 10.0;
-        assert!((mean - published).abs() <= 0.3, "{policy}: {mean:.2}, published {published}");
+        assert!(
+            (mean - published).abs() <= 0.3,
+            "{}: {mean:.2}, published {published}",
+            policy.name
+        );
     }
 }

@@ -326,7 +326,8 @@ async fn check(seed: u64) -> (usize, usize) {
     });
     let snapshot = Snapshot::of(nodes, requests.collect(), Names::Kept);
     let (trace_nodes, trace_pods) = through_files(&snapshot);
-    let policy = SimPolicy::Product(world.policy);
+    let mut policies = SimPolicy::ALL.into_iter();
+    let policy = policies.find(|policy| policy.name == world.policy.name()).unwrap();
     let mut simulator = SimCluster::new(&trace_nodes, &trace_pods, policy, 1, 0).unwrap();
 
     let map = map(&state_of(&over_http));

@@ -1,6 +1,5 @@
 use super::*;
 use crate::model::node_state::NodeState;
-use crate::model::policy::Policy;
 use crate::sim::run::placed::{end_of, keep_placements};
 use crate::sim::trace::churn::{NodeOrder, churn};
 use crate::sim::trace::read::{TraceNode, parse_nodes, parse_pods, size_up};
@@ -45,14 +44,14 @@ fn every_policy_places_exactly_the_pods_that_fit() {
     let pods: Vec<&str> = early.iter().chain(&late).copied().collect();
     for policy in SimPolicy::ALL {
         let run = run(&nodes, &pods, policy);
-        assert_eq!((run.arrivals, run.lost, run.lost_before_90), (10, 4, 1), "{policy}");
-        assert_eq!((run.curve.at_100(), run.curve.last()), (Some(73.33), 100.0), "{policy}");
+        assert_eq!((run.arrivals, run.lost, run.lost_before_90), (10, 4, 1), "{}", policy.name);
+        assert_eq!((run.curve.at_100(), run.curve.last()), (Some(73.33), 100.0), "{}", policy.name);
     }
 }
 
 #[test]
 fn the_state_is_sampled_as_the_load_grows_and_at_the_end() {
-    let run = run(&[node("a", 2, "T4")], &["1000 1 500", "1000 1 1000", "0 0 0"], SimPolicy::Fgd);
+    let run = run(&[node("a", 2, "T4")], &["1000 1 500", "1000 1 1000", "0 0 0"], SimPolicy::FGD);
     let loads: Vec<u64> = run.samples.iter().map(|sample| sample.load_percent).collect();
     assert_eq!(loads, [0, 25, 75]);
     assert_eq!(run.fragmentation_at_100(), None);
@@ -67,9 +66,9 @@ fn the_state_is_sampled_as_the_load_grows_and_at_the_end() {
 fn the_first_of_two_equal_nodes_is_selected() {
     let nodes = [node("z", 1, "T4"), node("a", 1, "G2")];
     for (second, lost) in [("1000 1 1000 G2", 0), ("1000 1 1000 T4", 1)] {
-        for policy in [SimPolicy::BestFit, SimPolicy::Product(Policy::BinPack)] {
+        for policy in [SimPolicy::BESTFIT, SimPolicy::BINPACK] {
             let run = run(&nodes, &["1000 1 1000", second], policy);
-            assert_eq!(run.lost, lost, "{policy} {second}");
+            assert_eq!(run.lost, lost, "{} {second}", policy.name);
         }
     }
 }
@@ -87,7 +86,7 @@ fn an_empty_trace_can_be_replayed() {
 #[test]
 fn a_node_with_too_many_gpus_is_rejected() {
     let workload = Workload::as_is(vec![node("a", 257, "T4")], Vec::new());
-    let refused = replay(&workload, SimPolicy::Fgd, 1, 0, |_| {}).unwrap_err();
+    let refused = replay(&workload, SimPolicy::FGD, 1, 0, |_| {}).unwrap_err();
     assert!(refused.to_string().contains("`257` devices"), "{refused}");
 }
 
@@ -122,7 +121,7 @@ fn timed_with(
     };
     let pods: Vec<TracePod> =
         rows.iter().enumerate().map(|(name, (.., text))| pod(name, text)).collect();
-    let cluster = SimCluster::new(nodes, &pods, SimPolicy::Fgd, 1, 0).unwrap();
+    let cluster = SimCluster::new(nodes, &pods, SimPolicy::FGD, 1, 0).unwrap();
     let account = Account::new(schedule.window.clone());
     let mut replay = Replay::new(cluster, &pods, &schedule, overflow, account);
     replay.standing_after = standing_after;
@@ -131,7 +130,7 @@ fn timed_with(
     let node_state = replay.cluster.ledger().nodes();
     let nodes = nodes.to_vec();
     let workload = TimedWorkload { nodes, pods: pods.clone(), schedule: schedule.clone() };
-    let run = replay_timed(&workload, SimPolicy::Fgd, 1, overflow, (0, standing_after), |_| {});
+    let run = replay_timed(&workload, SimPolicy::FGD, 1, overflow, (0, standing_after), |_| {});
     (run.unwrap(), node_state)
 }
 
@@ -215,7 +214,7 @@ fn waiting_pods_get_room_by_priority_and_then_by_age() {
     let arrival = |pod| Arrival { pod, at: u64::try_from(pod).unwrap(), stays: Some(10) };
     let schedule =
         Schedule { arrivals: (0..5).map(arrival).collect(), window: 0..60, unit: TimeUnit::Second };
-    let cluster = SimCluster::new(&nodes, &pods, SimPolicy::BestFit, 1, 0).unwrap();
+    let cluster = SimCluster::new(&nodes, &pods, SimPolicy::BESTFIT, 1, 0).unwrap();
     let mut replay = Replay::new(cluster, &pods, &schedule, Overflow::Queued, Order::default());
     replay.play(|_| {});
     assert_eq!(replay.watcher.0, ["first", "high", "old", "young", "low"]);
@@ -249,7 +248,7 @@ fn memory_instances_and_slots_are_placed_and_counted_by_what_they_take() {
          small,1,1,1,,,1g.5gb,\n\
          again,1,1,1,,,1g.5gb,\n",
     );
-    let binpack = SimPolicy::Product(Policy::BinPack);
+    let binpack = SimPolicy::BINPACK;
     let end = end_of(&nodes, &pods, binpack, 1).unwrap();
     let place = |pod: &TracePod| {
         let placed = pod.placed()?;
@@ -314,7 +313,7 @@ fn the_cluster_is_sampled_evenly_and_only_within_the_window() {
     let nodes = vec![node("a", 2, "T4")];
     let workload = TimedWorkload { nodes, pods: vec![pod(0, "0 1 1000")], schedule };
     let run =
-        replay_timed(&workload, SimPolicy::BestFit, 1, Overflow::Lost, (0, None), |_| {}).unwrap();
+        replay_timed(&workload, SimPolicy::BESTFIT, 1, Overflow::Lost, (0, None), |_| {}).unwrap();
     assert_eq!((run.all.arrivals, run.all.blocked), (1, 1));
     assert_eq!(run.all.allocation.millionths(), 500_000, "both GPUs from 400 to 600");
     let at: Vec<u64> = run.moments.iter().map(|moment| moment.at).collect();
@@ -340,7 +339,7 @@ fn every_waiting_pod_fits_nowhere() {
         schedule.arrivals.truncate(length);
         schedule.window = 0..schedule.arrivals[length - 1].at + 1;
         let (nodes, pods) = (&workload.nodes, &workload.pods);
-        let cluster = SimCluster::new(nodes, pods, SimPolicy::BestFit, 1, 0).unwrap();
+        let cluster = SimCluster::new(nodes, pods, SimPolicy::BESTFIT, 1, 0).unwrap();
         let account = Account::new(schedule.window.clone());
         let mut replay = Replay::new(cluster, pods, &schedule, Overflow::Queued, account);
         replay.play(|_| {});
@@ -363,7 +362,7 @@ fn moves_free_room_for_a_pod_that_fits_nowhere() {
     let pods: Vec<TracePod> = texts.iter().enumerate().map(|(at, text)| pod(at, text)).collect();
     let workload = Workload::as_is(nodes.to_vec(), pods);
     let lost = |most_moves| {
-        let run = replay(&workload, SimPolicy::Product(Policy::Spread), 1, most_moves, |_| {});
+        let run = replay(&workload, SimPolicy::SPREAD, 1, most_moves, |_| {});
         let run = run.unwrap();
         (run.lost, run.moves)
     };
@@ -372,7 +371,7 @@ fn moves_free_room_for_a_pod_that_fits_nowhere() {
     let texts = ["1000 1 400", "4000 1 400", "1000 1 1000"];
     let pods: Vec<TracePod> = texts.iter().enumerate().map(|(at, text)| pod(at, text)).collect();
     let workload = Workload::as_is(nodes.to_vec(), pods);
-    let spread = SimPolicy::Product(Policy::Spread);
+    let spread = SimPolicy::SPREAD;
     let run = replay(&workload, spread, 1, 1, |_| {}).unwrap();
     assert_eq!((run.lost, run.moves, run.curve.last()), (0, 1, 90.0));
 }

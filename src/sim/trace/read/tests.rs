@@ -5,8 +5,7 @@ use super::*;
 use crate::hardware::device::{Health, MigProfile};
 use crate::hardware::pool::{ConfiguredIsolation, Enforcement, InstanceUse};
 use crate::model::policy::Policy;
-use crate::model::request::{Isolation, Limit, Movable};
-use crate::sim::trace::dimensions::TraceBursts;
+use crate::model::request::{Isolation, Limit};
 use crate::sim::trace::write::{nodes_csv, pods_csv};
 
 const PODS: &str = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,\
@@ -255,57 +254,6 @@ fn a_whole_instance_may_serve_an_amount_of_memory() {
             refused.to_string(),
             format!("`p.csv` line 2, column `by_instance`: {expected}")
         );
-    }
-}
-
-const BURSTS: &str = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_memory_mib,limit_milli,\
-    limit_gpu_memory_mib,isolation,burst_gap_seconds,burst_seconds,burst_memory_milli\n";
-
-#[test]
-fn pods_with_a_limit_may_have_bursts() {
-    let rows = ["a,1,1,1,250,,500,,,300,40,800", "b,1,1,1,,4000,,9000,,1,1,", "c,1,1,1,5,,,,,,,"];
-    let text = format!("{BURSTS}{}\n", rows.join("\n"));
-    let read = parse_pods("pods.csv", text.as_bytes()).unwrap();
-    let bursts = |at: usize| read[at].more.as_ref().and_then(|more| more.bursts);
-    let some = |gap_seconds, seconds, memory_milli| {
-        Some(TraceBursts { gap_seconds, seconds, memory_milli })
-    };
-    assert_eq!([0, 1, 2].map(bursts), [some(300, 40, 800), some(1, 1, 1000), None]);
-    let movable = |at: usize| read[at].request().unwrap().movable;
-    assert_eq!([0, 2].map(movable), [Movable::Restart, Movable::Never]);
-    assert_eq!(parse_pods("again", pods_csv(&read).unwrap().as_slice()).unwrap(), read);
-    for (row, expected) in [
-        (
-            "p,1,1,1,250,,,,,9,9,",
-            "`burst_gap_seconds`: `9` is not allowed, expected nothing without",
-        ),
-        (
-            "p,1,1,2,250,,500,,,9,9,",
-            "`burst_gap_seconds`: `9` is not allowed, expected nothing, as",
-        ),
-        (
-            "p,1,1,0,0,,,,,,9,",
-            "`burst_seconds`: `9` is not allowed, expected nothing, as `num_gpu`",
-        ),
-        (
-            "p,1,1,1,250,,500,,memory,9,9,",
-            "`burst_gap_seconds`: `9` is not allowed, expected nothin",
-        ),
-        ("p,1,1,1,250,,500,,,9,,", "`burst_gap_seconds`: `9` is not allowed, expected `burst_gap_"),
-        ("p,1,1,1,250,,500,,,,9,", "`burst_seconds`: `9` is not allowed, expected `burst_gap_"),
-        (
-            "p,1,1,1,250,,500,,,,,9",
-            "`burst_memory_milli`: `9` is not allowed, expected `burst_gap_",
-        ),
-        ("p,1,1,1,250,,500,,,0,9,", "`burst_gap_seconds`: `0` is not allowed, expected"),
-        ("p,1,1,1,250,,500,,,9,-9,", "`burst_seconds`: `-9` is not allowed, expected"),
-        ("p,1,1,1,250,,500,,,9,9,1001", "`burst_memory_milli`: `1001` is not allowed, expected"),
-        ("p,1,1,1,250,,500,,,9,often,", "`burst_seconds`: `often` is not allowed, expected"),
-    ] {
-        let text = format!("{BURSTS}{row}\n");
-        let refused = parse_pods("p.csv", text.as_bytes()).unwrap_err().to_string();
-        let expected = format!("`p.csv` line 2, column {expected}");
-        assert!(refused.starts_with(&expected), "{refused}\ninstead of\n{expected}");
     }
 }
 

@@ -1,0 +1,29 @@
+//! All policies that the lab can replay, by name.
+
+use gpupack::scoring::strategy::{CustomCost, Strategy};
+use gpupack::sim::run::policy::{MixSource, SimPolicy};
+
+use crate::policies::ablation::ablations;
+use crate::policies::literature::Baseline;
+
+/// `fragmentation` with the request mix known from the start: shows what learning costs.
+pub const KNOWN_MIX: SimPolicy =
+    SimPolicy { name: "known-mix", mix: MixSource::Population, ..SimPolicy::FRAGMENTATION };
+
+fn custom(baseline: Baseline) -> Strategy {
+    Strategy::Custom(CustomCost::new(baseline))
+}
+
+/// Rules of the literature that `gpupack simulate` does not have.
+const LITERATURE: [SimPolicy; 4] = [
+    SimPolicy::new("dotprod", MixSource::None, |_| custom(Baseline::DotProd)),
+    SimPolicy::new("gpupacking", MixSource::None, |_| custom(Baseline::GpuPacking)),
+    SimPolicy::new("gpuclustering", MixSource::None, |_| custom(Baseline::GpuClustering)),
+    SimPolicy::new("random", MixSource::None, |chance| custom(Baseline::Random { chance })),
+];
+
+/// All of them, those of `gpupack simulate` first.
+#[must_use]
+pub fn all() -> Vec<SimPolicy> {
+    [&SimPolicy::ALL[..], &LITERATURE, &[KNOWN_MIX], &ablations()].concat()
+}

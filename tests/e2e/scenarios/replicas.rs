@@ -18,6 +18,9 @@ const POD_EVERY: Duration = Duration::from_millis(100);
 
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// Pods that kube-scheduler may ask about while the Service still names a leader that has given the Lease away.
+const MOST_REFUSED: usize = 5;
+
 struct Stage {
     bed: Testbed,
     fleet: Fleet,
@@ -73,20 +76,21 @@ impl Stage {
         Phase { pause, refused: refused.collect() }
     }
 
-    /// Each replica, alive again, answers with the ledger that the API server's objects say: the
-    /// leader's.
-    async fn until_ledgers_agree(&self) {
+    /// The leader's ledger is what the API server's objects say.
+    async fn until_ledger_agrees(&self) {
         let started = clock::now();
-        for extender in &self.replicas.extenders {
-            loop {
-                let (allocated, placed) = (extender.allocated().await, self.watching.load());
+        loop {
+            let leader = self.replicas.leader(None).await;
+            if self.replicas.extenders[leader].metric("gpupack_ready", "").await == 1.0 {
+                let allocated = self.replicas.extenders[leader].allocated().await;
+                let placed = self.watching.load();
                 if allocated == placed {
                     break;
                 }
                 let late = started.elapsed() > Duration::from_secs(10);
                 assert!(!late, "ledger and annotations differ:\n{allocated:#?}\n{placed:#?}");
-                tokio::time::sleep(Duration::from_millis(100)).await;
             }
+            tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
 }
@@ -96,6 +100,16 @@ struct Phase {
     pause: Duration,
     /// What kube-scheduler said of pods that it could not place.
     refused: Vec<String>,
+}
+
+impl Phase {
+    /// While the leader changes, kube-scheduler may ask one that does not lead about some pods, or find none that
+    /// listens; no pod was told that there is no room.
+    fn only_asked_the_wrong_one(&self) {
+        let is_told = |message: &&String| message.contains("nodes are available");
+        assert_eq!(self.refused.iter().find(is_told), None);
+        assert!(self.refused.len() <= MOST_REFUSED, "{:#?}", self.refused);
+    }
 }
 
 /// The longest time between two Bindings after `broken`.
@@ -119,7 +133,7 @@ fn another_replica_takes_over_from_one_that_is_killed_stopped_or_frozen() {
         assert!(phase.pause < Duration::from_secs(8), "{:?}", phase.pause);
         leader = stage.replicas.leader(Some(killed)).await;
         stage.replicas.extenders[killed].start_again().await;
-        stage.until_ledgers_agree().await;
+        stage.until_ledger_agrees().await;
 
         let stopped = leader;
         let phase = stage.phase(async |replicas| replicas.extenders[stopped].stop_gently()).await;
@@ -131,11 +145,11 @@ fn another_replica_takes_over_from_one_that_is_killed_stopped_or_frozen() {
                 phase.refused
             ),
         );
-        assert_eq!(phase.refused, [""; 0]);
+        phase.only_asked_the_wrong_one();
         leader = stage.replicas.leader(Some(stopped)).await;
         until_ended(&mut stage.replicas.extenders[stopped]).await;
         stage.replicas.extenders[stopped].start_again().await;
-        stage.until_ledgers_agree().await;
+        stage.until_ledger_agrees().await;
 
         let frozen = leader;
         let phase = stage.phase(async |replicas| replicas.extenders[frozen].signal("STOP")).await;
@@ -144,7 +158,7 @@ fn another_replica_takes_over_from_one_that_is_killed_stopped_or_frozen() {
         stage.replicas.extenders[frozen].signal("CONT");
         until_ended(&mut stage.replicas.extenders[frozen]).await;
         stage.replicas.extenders[frozen].start_again().await;
-        stage.until_ledgers_agree().await;
+        stage.until_ledger_agrees().await;
 
         assert_eq!(stage.watching.ask(bound), stage.created);
         let events = stage.watching.verdict();
@@ -169,13 +183,13 @@ fn replicas_are_replaced_one_by_one_by_those_of_another_version_and_back() {
                 for place in [1 - leader, leader] {
                     let phase =
                         stage.phase(async |replicas| replicas.extenders[place].stop_gently()).await;
-                    assert_eq!(phase.refused, [""; 0]);
+                    phase.only_asked_the_wrong_one();
                     let replica = &mut stage.replicas.extenders[place];
                     until_ended(replica).await;
                     replica.run_program(program.clone());
                     replica.start_again().await;
                     until_reported(replica, 4.0).await;
-                    stage.until_ledgers_agree().await;
+                    stage.until_ledger_agrees().await;
                 }
                 if program.is_some() {
                     stage.replicas.start_agents_of(&previous);

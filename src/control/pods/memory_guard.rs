@@ -13,7 +13,7 @@ use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::events::NoticeReason;
 use crate::kube_api::write::evict::{EvictOutcome, Run};
 use crate::kube_api::write::target::PodKey;
-use crate::metrics::guard::EvictionResult;
+use crate::metrics::guard::{EvictionReason, EvictionResult};
 use crate::model::isolation::Mode;
 use crate::model::node_state::NodeState;
 use crate::model::reservation::PodRef;
@@ -216,6 +216,6 @@ fn settle(app: &App, chosen: &OverLimitPod, outcome: &EvictOutcome) -> Answer {
             (EvictionResult::Failed, Answer::Open)
         }
     };
-    app.metrics.evicted(result);
+    app.metrics.evicted(EvictionReason::OverLimit, result);
     answer
 }

@@ -144,9 +144,8 @@ pub(crate) async fn guarding(app: &Arc<App>) {
             continue;
         }
         let is_allocated = |uid: &_| app.ledger.reservation(uid).is_some();
-        let after = app.config.guard.after_samples;
         let now = app.clock.now();
-        for chosen in evictions.choose(app.ledger.over_limit_pods(), after, is_allocated, now) {
+        for chosen in evictions.choose(app.ledger.over_limit_pods(), is_allocated, now) {
             let pod = chosen.pod();
             let answer = match PodKey::of(pod) {
                 Ok(key) if was_moved_there(app, cluster, &key, &chosen).await => {

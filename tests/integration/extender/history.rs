@@ -331,7 +331,7 @@ fn extender(folder: &Path, prometheus: u16) -> (Running, u16) {
     let config = format!(
         "listen: 127.0.0.1:0\nagents_listen: 127.0.0.1:{agents}\npage_listen: 127.0.0.1:{page}\n\
          metrics_listen: 127.0.0.1:{metrics}\nkubeconfig: {}\nreport_stale_seconds: 600\n\
-         advice: {{ prometheus_url: 'http://127.0.0.1:{prometheus}', look_back_hours: 6 }}\n",
+         advice: {{ prometheus_url: 'http://127.0.0.1:{prometheus}' }}\n",
         folder.join("kubeconfig").display()
     );
     fs::write(folder.join("gpupack.yaml"), config).unwrap();

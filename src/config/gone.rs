@@ -98,6 +98,13 @@ pub const FLAGS: &[Gone] = &[
         "leave it out; the agent makes instances on GPUs that are in MIG mode",
     ),
     gone("--mig-reset", None, "leave it out; the agent switches no MIG mode"),
+    gone(
+        "--server-name",
+        None,
+        "leave it out; the certificate of every replica needs `gpupack-extender`",
+    ),
+    gone("--report-rate", None, "leave it out; simulated agents send 500 reports a second at most"),
+    gone("--chart", None, "say `--charts` with a folder"),
     gone("--mps-protocol", None, "leave it out; the agent speaks protocol 2 with daemons of MPS"),
 ];
 
@@ -167,7 +174,8 @@ mod tests {
                 let key = if *key == "*" { "any" } else { key };
                 Value::Mapping(Mapping::from_iter([(Value::from(key), below)]))
             });
-            let text = format!("tls: {{}}\n{}", serde_yaml_ng::to_string(&document).unwrap());
+            let tls = if gone.name.starts_with("certificates.") { "tls: {}\n" } else { "" };
+            let text = format!("{tls}{}", serde_yaml_ng::to_string(&document).unwrap());
             let faults = Config::from_yaml(&text).unwrap_err().faults;
             assert_eq!(faults, [sentence(&gone.name.replace('*', "any"), *gone)], "{text}");
         }

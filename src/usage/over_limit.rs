@@ -62,7 +62,7 @@ impl Attempt {
     }
 }
 
-/// So many successive lists of processes must show a pod over its limit before it is evicted.
+/// The number of successive lists of processes that must show a pod over its limit before it is evicted.
 const SURE_AFTER: u32 = 2;
 
 impl Evictions {

@@ -36,8 +36,8 @@ fn extender(api: &str, folder: &Path) -> Served {
          contexts: [{{name: c, context: {{cluster: c, user: u}}}}]\n\
          users: [{{name: u, user: {{token: none}}}}]\n"
     );
-    // Nodes stay in the ledger while their agents are silent, and readiness waits for all of them.
-    let config = "report_stale_seconds: 3600\nwarm_up_seconds: 60\npage_listen: 127.0.0.1:0\n";
+    // Nodes stay in the ledger while their agents are silent.
+    let config = "report_stale_seconds: 3600\npage_listen: 127.0.0.1:0\n";
     let [kubeconfig, config] =
         [("kubeconfig", kubeconfig.as_str()), ("config", config)].map(|(name, text)| {
             let path = folder.join(name);

@@ -12,7 +12,7 @@ use super::wrk::Wrk;
 fn demo(nodes: usize) -> Served {
     let nodes = nodes.to_string();
     let cluster = ["demo", "--gpus-per-node", "8", "--fill", "0.5", "--nodes", &nodes];
-    Served::start(&[&cluster[..], &["--arrival-rate", "0", "--report-rate", "500"]].concat())
+    Served::start(&[&cluster[..], &["--arrival-rate", "0"]].concat())
 }
 
 /// The lines of the table; curves are added.

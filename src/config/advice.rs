@@ -1,29 +1,17 @@
 //! The section `advice` of the configuration: where to read what pods used before the start.
 
-use std::time::Duration;
-
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
-use crate::config::values::hours;
 use crate::http_client::plain_address;
 
 /// Checked section `advice`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, expecting = "it must be a mapping of keys to values")]
 pub struct AdviceConfig {
     /// Address of the Prometheus that scrapes the agents, without a final slash, if any.
     #[serde(rename = "prometheus_url", deserialize_with = "plain_http")]
     pub series_url: Option<String>,
-    /// How far back to read.
-    #[serde(rename = "look_back_hours", deserialize_with = "hours::<1, 168, _>")]
-    pub look_back: Duration,
-}
-
-impl Default for AdviceConfig {
-    fn default() -> Self {
-        Self { series_url: None, look_back: Duration::from_secs(24 * 3_600) }
-    }
 }
 
 fn plain_http<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
@@ -37,15 +25,13 @@ fn plain_http<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::E
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::config::file::{Config, tests::keys_of};
 
     #[test]
     fn every_key_is_read_and_no_server_is_queried_by_default() {
-        let text = "advice: { prometheus_url: 'http://p.m:9090/prom/', look_back_hours: 168 }";
+        let text = "advice: { prometheus_url: 'http://p.m:9090/prom/' }";
         let series_url = Some("http://p.m:9090/prom".to_owned());
-        let expected = AdviceConfig { series_url, look_back: Duration::from_secs(604_800) };
-        assert_eq!(Config::from_yaml(text).unwrap().advice, expected);
+        assert_eq!(Config::from_yaml(text).unwrap().advice.series_url, series_url);
         assert!(keys_of("advice").iter().all(|key| text.contains(&format!("{key}:"))));
         assert_eq!(Config::from_yaml("advice:").unwrap().advice.series_url, None);
     }
@@ -73,7 +59,5 @@ mod tests {
                 "{said}"
             );
         }
-        let faults = Config::from_yaml("advice: { look_back_hours: 0, look_back: 3 }").unwrap_err();
-        assert_eq!(faults.faults.len(), 2, "{faults}");
     }
 }

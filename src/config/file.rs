@@ -24,7 +24,6 @@ use crate::config::pods::requests::{self, RequestRules};
 use crate::config::pods::workloads::{AccessConfig, WorkloadKeys, distinct, known, workloads};
 use crate::config::values::{
     address, filled, is_plain, label, log_filter, mib, names, number, parsed, seconds, some_mib,
-    some_number,
 };
 use crate::config::webhook::{MemoryLimit, WebhookConfig};
 use crate::config::{gone, pools};
@@ -43,17 +42,6 @@ pub enum LogFormat {
     Text,
     /// One JSON object per line.
     Json,
-}
-
-/// Which clients may change the log level at run time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LogLevelEndpoint {
-    /// None.
-    Off,
-    /// Clients on the loopback interface: operators who may forward a port of the pod.
-    #[default]
-    Loopback,
 }
 
 /// Checked configuration of the extender; its fields have the order of the docs.
@@ -88,15 +76,6 @@ pub struct Config {
     #[serde(deserialize_with = "hosts")]
     #[garde(custom(host_names))]
     pub allowed_hosts: Vec<String>,
-    /// Most connections of the listener for agents.
-    #[serde(deserialize_with = "number::<16, 1_000_000, _, _>")]
-    pub max_connections: usize,
-    /// Most MiB that connections of the verbs may hold; see [`Config::max_in_flight_bytes`].
-    #[serde(deserialize_with = "some_number::<8, 65_536, _, _>")]
-    #[garde(inner(custom(two_bodies(self.max_body_bytes))))]
-    pub max_in_flight_mib: Option<usize>,
-    /// Which clients may change the log level.
-    pub log_level_endpoint: LogLevelEndpoint,
     /// Kubeconfig file; `None` inside a cluster.
     #[garde(inner(custom(filled)))]
     pub kubeconfig: Option<PathBuf>,
@@ -113,9 +92,6 @@ pub struct Config {
     /// fit.
     #[serde(deserialize_with = "best")]
     pub keep_best: Option<NonZeroUsize>,
-    /// Node label whose value is the node's failure domain: the best nodes of several domains stay.
-    #[garde(custom(label))]
-    pub domain_label: String,
     /// How the devices of each pool are shared.
     #[serde(deserialize_with = "pools::read")]
     #[garde(custom(pools::enforceable(self.webhook.memory_limit)))]
@@ -144,15 +120,9 @@ pub struct Config {
     /// Most devices of a pool that are kept for it; one always may be.
     #[serde(deserialize_with = "requests::share")]
     pub standing_hold_at_most: Share,
-    /// How long room for all pods of a group is kept until they are bound.
-    #[serde(rename = "group_timeout_seconds", deserialize_with = "seconds::<5, 3_600, _>")]
-    pub group_timeout: Duration,
     /// Age of the last report from which a node is not reporting; at least two heartbeats of an agent.
     #[serde(rename = "report_stale_seconds", deserialize_with = "seconds::<10, 3_600, _>")]
     pub stale_after: Duration,
-    /// Longest time that answers wait for the first reports of nodes with pods.
-    #[serde(rename = "warm_up_seconds", deserialize_with = "seconds::<0, 60, _>")]
-    pub warm_up: Duration,
     /// How long a bind waits until pods that borrow its room have left.
     #[serde(rename = "recall_seconds", deserialize_with = "seconds::<1, 60, _>")]
     pub recall: Duration,
@@ -165,9 +135,6 @@ pub struct Config {
     /// How long kube-scheduler waits for an answer; more than `api_timeout`.
     #[serde(rename = "scheduler_timeout_seconds", deserialize_with = "seconds::<2, 120, _>")]
     pub scheduler_timeout: Duration,
-    /// GPU memory that is used beyond what is allocated counts only above this.
-    #[serde(rename = "unmanaged_tolerance_mib", deserialize_with = "mib::<0, 65_536, _>")]
-    pub unmanaged_tolerance: MemMib,
     /// Largest request body that is read, in bytes.
     #[serde(rename = "max_body_mib", deserialize_with = "mib_in_bytes")]
     pub max_body_bytes: usize,
@@ -217,15 +184,11 @@ impl Default for Config {
             certificates: None,
             agents: AgentsConfig::default(),
             allowed_hosts: hosts.map(|rest| format!("gpupack{rest}")).to_vec(),
-            max_connections: 8_192,
-            max_in_flight_mib: None,
-            log_level_endpoint: LogLevelEndpoint::default(),
             kubeconfig: None,
             scheduler_names: vec!["gpupack".to_owned()],
             policy: Policy::Fragmentation,
             pool_label: "gpupack.dev/pool".to_owned(),
             keep_best: NonZeroUsize::new(50),
-            domain_label: "topology.kubernetes.io/zone".to_owned(),
             pools: PoolRules::default(),
             other_resources: Vec::new(),
             min_memory: MemMib::new(64),
@@ -235,14 +198,11 @@ impl Default for Config {
             hold_for: Duration::from_secs(10),
             standing_hold_after: Duration::from_secs(60),
             standing_hold_at_most: Share::from_millionths(250_000),
-            group_timeout: Duration::from_secs(60),
             stale_after: Duration::from_secs(15),
-            warm_up: Duration::from_secs(10),
             recall: Duration::from_secs(8),
             drain_limit: Duration::from_secs(30),
             api_timeout: Duration::from_secs(5),
             scheduler_timeout: Duration::from_secs(10),
-            unmanaged_tolerance: MemMib::new(128),
             max_body_bytes: 32 << 20,
             placed_events: true,
             log_level: "info".to_owned(),
@@ -350,7 +310,7 @@ impl Config {
     /// Most bytes that connections may hold: requests, and answers that clients have not read. Two
     /// bodies fit, because a complete body is copied once.
     pub fn max_in_flight_bytes(&self) -> usize {
-        self.max_in_flight_mib.map_or((64 << 20).max(2 * self.max_body_bytes), |mib| mib << 20)
+        (64 << 20).max(2 * self.max_body_bytes)
     }
 
     /// The rules for requests.
@@ -447,14 +407,6 @@ fn not_under_mps(limit: MemoryLimit) -> impl FnOnce(&bool, &()) -> garde::Result
 
 fn mib_in_bytes<'de, D: Deserializer<'de>>(from: D) -> Result<usize, D::Error> {
     number::<1, 1_024, usize, D>(from).map(|mib| mib << 20)
-}
-
-fn two_bodies(max_body_bytes: usize) -> impl FnOnce(&usize, &()) -> garde::Result {
-    let least = 2 * (max_body_bytes >> 20);
-    move |mib, ()| match *mib < least {
-        true => Err(garde::Error::new(format!("it must be {least} or more, twice `max_body_mib`"))),
-        false => Ok(()),
-    }
 }
 
 #[cfg(test)]

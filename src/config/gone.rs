@@ -52,6 +52,42 @@ pub const KEYS: &[Gone] = &[
         None,
         "leave it out; a CA is replaced by a command, see docs/install.md#replace-the-ca",
     ),
+    gone(
+        "domain_label",
+        None,
+        "leave it out; failure domains are those of `topology.kubernetes.io/zone`",
+    ),
+    gone("max_connections", None, "leave it out; agents may have 8,192 connections"),
+    gone("max_in_flight_mib", None, "leave it out; it is 64 MiB, or twice `max_body_mib`"),
+    gone(
+        "log_level_endpoint",
+        None,
+        "leave it out; the loopback interface alone may change the log level",
+    ),
+    gone("warm_up_seconds", None, "leave it out; answers wait 10 s at most"),
+    gone("group_timeout_seconds", None, "leave it out; room for a group is kept for 60 s"),
+    gone("unmanaged_tolerance_mib", None, "leave it out; it is 128 MiB"),
+    gone("preemption.at_once", None, "leave it out; room is made for 8 pods at a time"),
+    gone("guard.after_samples", None, "leave it out; two lists of processes must show the excess"),
+    gone("guard.grace_seconds", None, "leave it out; pods have 30 s"),
+    gone("advice.look_back_hours", None, "leave it out; the last 24 hours are read"),
+    gone(
+        "tls.scheduler_name",
+        None,
+        "leave it out; kube-scheduler's certificate needs the name `gpupack-scheduler`",
+    ),
+    gone(
+        "tls.replica_name",
+        None,
+        "leave it out; the extender's certificate needs the name `gpupack-extender`",
+    ),
+    gone("agents.audience", None, "leave it out; tokens of agents are for `gpupack`"),
+    gone(
+        "agents.service_account",
+        None,
+        "leave it out; agents have the ServiceAccount `gpupack-agent`",
+    ),
+    gone("lease.name", None, "leave it out; the Lease is `gpupack`"),
 ];
 
 /// The flags, of any command.
@@ -62,6 +98,13 @@ pub const FLAGS: &[Gone] = &[
         "leave it out; the agent makes instances on GPUs that are in MIG mode",
     ),
     gone("--mig-reset", None, "leave it out; the agent switches no MIG mode"),
+    gone(
+        "--server-name",
+        None,
+        "leave it out; the certificate of every replica needs `gpupack-extender`",
+    ),
+    gone("--report-rate", None, "leave it out; simulated agents send 500 reports a second at most"),
+    gone("--chart", None, "say `--charts` with a folder"),
     gone("--mps-protocol", None, "leave it out; the agent speaks protocol 2 with daemons of MPS"),
 ];
 
@@ -131,7 +174,8 @@ mod tests {
                 let key = if *key == "*" { "any" } else { key };
                 Value::Mapping(Mapping::from_iter([(Value::from(key), below)]))
             });
-            let text = format!("tls: {{}}\n{}", serde_yaml_ng::to_string(&document).unwrap());
+            let tls = if gone.name.starts_with("certificates.") { "tls: {}\n" } else { "" };
+            let text = format!("{tls}{}", serde_yaml_ng::to_string(&document).unwrap());
             let faults = Config::from_yaml(&text).unwrap_err().faults;
             assert_eq!(faults, [sentence(&gone.name.replace('*', "any"), *gone)], "{text}");
         }

@@ -6,7 +6,16 @@ use std::path::PathBuf;
 use garde::Validate;
 use serde::Deserialize;
 
-use crate::config::values::{filled, is_dns_name, plain_name};
+use crate::config::values::{filled, plain_name};
+
+/// A name in the certificate that kube-scheduler shows.
+pub const SCHEDULER_NAME: &str = "gpupack-scheduler";
+
+/// A name in the certificates of all replicas.
+pub const REPLICA_NAME: &str = "gpupack-extender";
+
+/// For whom the tokens of agents are made.
+pub const AUDIENCE: &str = "gpupack";
 
 /// Checked section `tls`; its fields have the order of the docs. With it, kube-scheduler,
 /// agents and other replicas prove who they are.
@@ -23,12 +32,6 @@ pub struct TlsConfig {
     /// The CA of kube-scheduler and of the replicas, in PEM.
     #[garde(custom(filled))]
     pub ca_file: PathBuf,
-    /// A name in the certificate that kube-scheduler shows.
-    #[garde(custom(dns_name))]
-    pub scheduler_name: String,
-    /// A name in the certificates of all replicas.
-    #[garde(custom(dns_name))]
-    pub replica_name: String,
 }
 
 impl Default for TlsConfig {
@@ -38,8 +41,6 @@ impl Default for TlsConfig {
             certificate_file: file("tls.crt"),
             key_file: file("tls.key"),
             ca_file: file("ca.crt"),
-            scheduler_name: "gpupack-scheduler".to_owned(),
-            replica_name: "gpupack-extender".to_owned(),
         }
     }
 }
@@ -49,39 +50,21 @@ impl Default for TlsConfig {
 #[serde(default, deny_unknown_fields, expecting = "it must be a mapping of keys to values")]
 #[garde(allow_unvalidated)]
 pub struct AgentsConfig {
-    /// For whom the tokens of agents are made.
-    #[garde(custom(plain_name))]
-    pub audience: String,
     /// Namespace of the agents.
     #[garde(custom(plain_name))]
     pub namespace: String,
-    /// Their ServiceAccount.
-    #[garde(custom(plain_name))]
-    pub service_account: String,
 }
 
 impl Default for AgentsConfig {
     fn default() -> Self {
-        Self {
-            audience: "gpupack".to_owned(),
-            namespace: "gpupack-agents".to_owned(),
-            service_account: "gpupack-agent".to_owned(),
-        }
+        Self { namespace: "gpupack-agents".to_owned() }
     }
 }
 
 impl AgentsConfig {
     /// Their user name at the API server.
     pub fn user(&self) -> String {
-        format!("system:serviceaccount:{}:{}", self.namespace, self.service_account)
-    }
-}
-
-/// A rule for the name in a certificate.
-fn dns_name(text: &str, (): &()) -> garde::Result {
-    match is_dns_name(text) {
-        true => Ok(()),
-        false => Err(garde::Error::new("it must be a DNS name, as certificates have it")),
+        format!("system:serviceaccount:{}:gpupack-agent", self.namespace)
     }
 }
 
@@ -92,22 +75,19 @@ mod tests {
 
     #[test]
     fn every_key_is_read_and_faults_name_the_section() {
-        let text = "tls: { certificate_file: /c, key_file: /k, ca_file: /a, scheduler_name: s.x, \
-            replica_name: r }\nagents: { audience: u, namespace: n, service_account: a }";
+        let text =
+            "tls: { certificate_file: /c, key_file: /k, ca_file: /a }\nagents: { namespace: n }";
         let config = Config::from_yaml(text).unwrap();
         let expected = TlsConfig {
             certificate_file: "/c".into(),
             key_file: "/k".into(),
             ca_file: "/a".into(),
-            scheduler_name: "s.x".to_owned(),
-            replica_name: "r".to_owned(),
         };
         assert_eq!(config.tls, Some(expected));
-        assert_eq!(config.agents.user(), "system:serviceaccount:n:a");
+        assert_eq!(config.agents.user(), "system:serviceaccount:n:gpupack-agent");
         assert!(keys_of("agents").iter().all(|key| text.contains(&format!("{key}:"))));
-        let text = "tls: { key_file: '', scheduler_name: s.x., replica_name: 10.0.0.1, name: x }\n\
-            agents: { audience: '', namespace: a/b }";
+        let text = "tls: { key_file: '', name: x }\nagents: { namespace: a/b }";
         let faults = Config::from_yaml(text).unwrap_err();
-        assert_eq!(faults.faults.len(), 6, "{faults}");
+        assert_eq!(faults.faults.len(), 3, "{faults}");
     }
 }

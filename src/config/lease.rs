@@ -7,6 +7,9 @@ use serde::Deserialize;
 
 use crate::config::values::{plain_name, seconds};
 
+/// Name of the Lease, as the Role `gpupack-lease` and the policies have it.
+pub const LEASE_NAME: &str = "gpupack";
+
 /// Checked section `lease`. It counts only for a process with a name among replicas.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Validate)]
 #[serde(default, deny_unknown_fields, expecting = "it must be a mapping of keys to values")]
@@ -15,9 +18,6 @@ pub struct LeaseConfig {
     /// Namespace of the Lease, and of the replicas' pods.
     #[garde(custom(plain_name))]
     pub namespace: String,
-    /// Name of the Lease.
-    #[garde(custom(plain_name))]
-    pub name: String,
     /// How long a leader that does not renew it keeps it.
     #[serde(rename = "seconds", deserialize_with = "seconds::<2, 60, _>")]
     pub holds_for: Duration,
@@ -25,8 +25,7 @@ pub struct LeaseConfig {
 
 impl Default for LeaseConfig {
     fn default() -> Self {
-        let (namespace, name) = ("gpu-system".to_owned(), "gpupack".to_owned());
-        Self { namespace, name, holds_for: Duration::from_secs(3) }
+        Self { namespace: "gpu-system".to_owned(), holds_for: Duration::from_secs(3) }
     }
 }
 
@@ -37,14 +36,13 @@ mod tests {
 
     #[test]
     fn every_key_is_read_and_faults_name_the_section() {
-        let text = "lease: { namespace: a, name: b, seconds: 7 }";
-        let (namespace, name) = ("a".to_owned(), "b".to_owned());
-        let expected = LeaseConfig { namespace, name, holds_for: Duration::from_secs(7) };
+        let text = "lease: { namespace: a, seconds: 7 }";
+        let expected = LeaseConfig { namespace: "a".to_owned(), holds_for: Duration::from_secs(7) };
         assert_eq!(Config::from_yaml(text).unwrap().lease, expected);
         assert!(keys_of("lease").iter().all(|key| text.contains(&format!("{key}:"))));
-        let text = "lease: { namespace: a/b, name: '', seconds: 1, renew: 2 }";
+        let text = "lease: { namespace: a/b, seconds: 1, renew: 2 }";
         let faults = Config::from_yaml(text).unwrap_err();
-        assert_eq!(faults.faults.len(), 4, "{faults}");
+        assert_eq!(faults.faults.len(), 3, "{faults}");
         assert!(faults.faults.iter().all(|fault| fault.contains("lease")), "{faults}");
     }
 }

@@ -26,29 +26,11 @@ where
     })
 }
 
-/// The same for a key without a default.
-pub(crate) fn some_number<'de, const LEAST: u64, const MOST: u64, T, D>(
-    from: D,
-) -> Result<Option<T>, D::Error>
-where
-    T: TryFrom<u64>,
-    D: Deserializer<'de>,
-{
-    number::<LEAST, MOST, T, D>(from).map(Some)
-}
-
 /// The same in seconds.
 pub(crate) fn seconds<'de, const LEAST: u64, const MOST: u64, D: Deserializer<'de>>(
     from: D,
 ) -> Result<Duration, D::Error> {
     number::<LEAST, MOST, _, D>(from).map(Duration::from_secs)
-}
-
-/// The same in hours.
-pub(crate) fn hours<'de, const LEAST: u64, const MOST: u64, D: Deserializer<'de>>(
-    from: D,
-) -> Result<Duration, D::Error> {
-    number::<LEAST, MOST, u64, D>(from).map(|hours| Duration::from_secs(hours * 3_600))
 }
 
 /// The same in MiB.

@@ -142,8 +142,7 @@ async fn standing(app: &Arc<App>) {
             "no pod is evicted for more important GPU pods: `preemption.enabled` is false"
         );
     }
-    let group_timeout = app.config.group_timeout;
-    let rules = StandingRules { after, at_most, preemption, group_timeout };
+    let rules = StandingRules { after, at_most, preemption };
     let mut next = app.outside.every(TICK);
     let (mut holds, mut due) = (StandingHolds::default(), None);
     loop {

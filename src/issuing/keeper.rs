@@ -14,7 +14,7 @@ use k8s_openapi::api::core::v1::Secret;
 use crate::clock::Clock;
 use crate::config::certificates::CertificatesConfig;
 use crate::config::file::Config;
-use crate::config::identity::TlsConfig;
+use crate::config::identity::{REPLICA_NAME, SCHEDULER_NAME, TlsConfig};
 use crate::control::shared::app::App;
 use crate::issuing::authority::{Authority, BUNDLE, Data};
 use crate::issuing::checked::{self, CertificateFault, to_pem};
@@ -179,7 +179,7 @@ impl Keeper {
         Some(Self {
             writer,
             clock,
-            names: names(&tls, &settings, &namespace),
+            names: names(&settings, &namespace),
             namespace,
             agents_namespace: config.agents.namespace.clone(),
             tls,
@@ -470,8 +470,8 @@ impl Keeper {
 }
 
 /// The names in the certificate of each owner.
-fn names(tls: &TlsConfig, settings: &CertificatesConfig, namespace: &str) -> Names {
-    let mut extender = vec![tls.replica_name.clone(), "gpupack".to_owned()];
+fn names(settings: &CertificatesConfig, namespace: &str) -> Names {
+    let mut extender = vec![REPLICA_NAME.to_owned(), "gpupack".to_owned()];
     for end in ["", ".svc", ".svc.cluster.local"] {
         extender.push(format!("gpupack.{namespace}{end}"));
     }
@@ -486,7 +486,7 @@ fn names(tls: &TlsConfig, settings: &CertificatesConfig, namespace: &str) -> Nam
     let webhook = webhook.map(|end| format!("gpupack-webhook.{namespace}{end}"));
     Names::from([
         (Owner::Extender, unique),
-        (Owner::Scheduler, vec![tls.scheduler_name.clone()]),
+        (Owner::Scheduler, vec![SCHEDULER_NAME.to_owned()]),
         (Owner::Webhook, webhook.into()),
     ])
 }

@@ -65,7 +65,6 @@ mod tests {
             certificate_file: file("tls.crt"),
             key_file: file("tls.key"),
             ca_file: file("ca.crt"),
-            ..TlsConfig::default()
         };
         let pair = |text: &str| Pair { certificate: format!("c{text}"), key: format!("k{text}") };
         fs::write(file("tls.key.tmp"), "left by a crash").unwrap();

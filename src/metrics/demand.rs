@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 use parking_lot::Mutex;
 use prometheus::{CounterVec, GaugeVec, HistogramVec, IntGaugeVec};
 
-use crate::hardware::device::PoolName;
-use crate::hardware::units::{MemMib, Share};
+use crate::hardware::units::Share;
 use crate::metrics::fleet::OTHER;
-use crate::metrics::make::{Make, bytes, count, ratio, whole};
+use crate::metrics::make::{Make, count, ratio, whole};
 use crate::model::rejection::Rejection;
 use crate::scoring::efficiency::{OTHER_SIZES, SIZES};
 
@@ -24,16 +23,11 @@ const PLACEMENT_BUCKETS: [f64; 14] =
 const MOST_NAMESPACES: usize = 200;
 const MOST_CLASSES: usize = 50;
 
-/// Most pools with their own series, by name. Together the others can bear what each of them can.
-const MOST_POOLS: usize = 200;
-
 /// Waiting pods, by size and closest obstacle.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Queue {
     /// Number of pods, by name of the size and by obstacle.
     pub pods: BTreeMap<(&'static str, Option<&'static str>), u64>,
-    /// The share that they request, in millionths, by name of the size.
-    pub share: BTreeMap<&'static str, u64>,
     /// Creation of the oldest pod, in seconds since 1970, by obstacle.
     pub oldest: BTreeMap<Option<&'static str>, u64>,
 }
@@ -49,17 +43,6 @@ pub struct AccountUse {
     pub memory_allocated: u128,
     /// Memory in use, as far as known.
     pub memory_used: u128,
-}
-
-/// What a namespace holds and does not need.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Waste {
-    /// Share of pods whose GPUs have not been busy for a long time.
-    pub idle: Share,
-    /// Share that could be given back.
-    pub share: Share,
-    /// Memory that could be given back.
-    pub memory: MemMib,
 }
 
 /// What a team may have and has.
@@ -79,37 +62,12 @@ pub struct TeamFigures {
     pub waiting: u64,
 }
 
-/// Slots into which each GPU of a pool could be cut for its tenants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bearable {
-    /// By their memory.
-    pub by_memory: u64,
-    /// By their load, as far as it is reported.
-    pub by_load: Option<u64>,
-}
-
-impl Bearable {
-    /// What both pools can bear: the smaller number of each, if known.
-    fn and(self, other: Self) -> Self {
-        let by_load = match (self.by_load, other.by_load) {
-            (Some(one), Some(two)) => Some(one.min(two)),
-            (one, two) => one.or(two),
-        };
-        Self { by_memory: self.by_memory.min(other.by_memory), by_load }
-    }
-}
-
 pub(crate) struct DemandFamilies {
     waiting: IntGaugeVec,
-    waiting_share: GaugeVec,
     oldest: GaugeVec,
     placement: HistogramVec,
     share: CounterVec,
     memory: CounterVec,
-    idle_share: GaugeVec,
-    reclaimable_share: GaugeVec,
-    reclaimable: GaugeVec,
-    bearable: IntGaugeVec,
     team: GaugeVec,
     team_waiting: IntGaugeVec,
     names: Mutex<(Names, Names)>,
@@ -130,10 +88,6 @@ impl Names {
         let is_own = *self.0.entry(value.to_owned()).or_insert(known < most);
         if is_own { value } else { OTHER }
     }
-
-    fn folded(&self) -> i64 {
-        i64::try_from(self.0.values().filter(|is_own| !**is_own).count()).unwrap_or(i64::MAX)
-    }
 }
 
 fn sizes() -> impl Iterator<Item = &'static str> {
@@ -153,11 +107,6 @@ impl DemandFamilies {
                 "gpupack_waiting_pods",
                 "GPU pods that fit no node at the last attempt, by size and closest obstacle.",
                 &["size", "reason"],
-            ),
-            waiting_share: make.gauges(
-                "gpupack_waiting_share_gpus",
-                "Compute share that waiting pods request by fraction or whole, in GPUs.",
-                &["size"],
             ),
             oldest: make.gauges(
                 "gpupack_waiting_oldest_created_timestamp_seconds",
@@ -181,26 +130,6 @@ impl DemandFamilies {
                 "gpupack_memory_byte_seconds_total",
                 "Device memory times time: allocated, and seen in use.",
                 &of_team,
-            ),
-            idle_share: make.gauges(
-                "gpupack_idle_share_gpus",
-                "Compute share of pods that have not kept their GPUs busy for ten minutes, in GPUs.",
-                &["namespace"],
-            ),
-            reclaimable_share: make.gauges(
-                "gpupack_reclaimable_share_gpus",
-                "Compute share that pods hold beyond what they were seen to need, in GPUs.",
-                &["namespace"],
-            ),
-            reclaimable: make.gauges(
-                "gpupack_reclaimable_bytes",
-                "Memory that pods hold beyond what they were seen to need.",
-                &["namespace"],
-            ),
-            bearable: make.int_gauges(
-                "gpupack_bearable_replicas",
-                "Slots per GPU such that 95 % of a pool's tenants would have found enough in one.",
-                &["pool", "limit"],
             ),
             team: make.gauges(
                 "gpupack_team_gpus",
@@ -227,9 +156,6 @@ impl DemandFamilies {
                 let pods = queue.pods.get(&(size, obstacle)).copied().unwrap_or(0);
                 self.waiting.with_label_values(&[size, reason]).set(count(pods));
             }
-            let share = queue.share.get(size).copied().unwrap_or(0);
-            let share = Share::from_millionths(share);
-            self.waiting_share.with_label_values(&[size]).set(ratio(share));
         }
         for reason in reasons() {
             let obstacle = Some(reason).filter(|reason| *reason != NOT_CALLED);
@@ -260,27 +186,6 @@ impl DemandFamilies {
         }
     }
 
-    /// Sets what each namespace does not need. Namespaces that are gone lose their series.
-    pub(crate) fn show_waste(&self, teams: &BTreeMap<String, Waste>) {
-        let mut shown: BTreeMap<&str, Waste> = BTreeMap::new();
-        {
-            let mut names = self.names.lock();
-            for (namespace, waste) in teams {
-                let sum = shown.entry(names.0.label(namespace, MOST_NAMESPACES)).or_default();
-                sum.idle = sum.idle.checked_add(waste.idle).unwrap_or(sum.idle);
-                sum.share = sum.share.checked_add(waste.share).unwrap_or(sum.share);
-                sum.memory = sum.memory.checked_add(waste.memory).unwrap_or(sum.memory);
-            }
-        }
-        let families = [&self.idle_share, &self.reclaimable_share, &self.reclaimable];
-        families.into_iter().for_each(GaugeVec::reset);
-        for (namespace, waste) in shown {
-            self.idle_share.with_label_values(&[namespace]).set(ratio(waste.idle));
-            self.reclaimable_share.with_label_values(&[namespace]).set(ratio(waste.share));
-            self.reclaimable.with_label_values(&[namespace]).set(bytes(waste.memory));
-        }
-    }
-
     /// Sets what each team may have and has. Teams beyond the first 200 by name share their series.
     pub(crate) fn show_teams(&self, teams: &[TeamFigures]) {
         self.team.reset();
@@ -301,28 +206,6 @@ impl DemandFamilies {
             self.team_waiting.with_label_values(&[name]).add(count(team.waiting));
         }
     }
-
-    /// Sets what each pool can bear; returns the number of pools without their own series.
-    pub(crate) fn show_bearable(&self, pools: &BTreeMap<PoolName, Bearable>) -> i64 {
-        self.bearable.reset();
-        let own = pools.iter().take(MOST_POOLS).map(|(pool, bearable)| (pool.as_str(), *bearable));
-        let rest = pools.values().skip(MOST_POOLS).copied().reduce(Bearable::and);
-        for (pool, bearable) in own.chain(rest.map(|rest| (OTHER, rest))) {
-            for (limit, slots) in [("memory", Some(bearable.by_memory)), ("load", bearable.by_load)]
-            {
-                if let Some(slots) = slots {
-                    self.bearable.with_label_values(&[pool, limit]).set(count(slots));
-                }
-            }
-        }
-        i64::try_from(pools.len().saturating_sub(MOST_POOLS)).unwrap_or(i64::MAX)
-    }
-
-    /// The number of namespaces and of priority classes without their own series.
-    pub(crate) fn folded(&self) -> (i64, i64) {
-        let names = self.names.lock();
-        (names.0.folded(), names.1.folded())
-    }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a counter is a float")]
@@ -335,20 +218,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pools_beyond_the_first_200_share_one_entry() {
-        let registry = prometheus::Registry::new();
-        let families = DemandFamilies::new(&Make(&registry));
-        let pools = (0..203).map(|at| {
-            let by_load = (at == 201).then_some(at);
-            (PoolName::new(format!("p{at:03}")), Bearable { by_memory: 400 - at, by_load })
-        });
-        assert_eq!(families.show_bearable(&pools.collect()), 3);
-        let value = |pool, limit| families.bearable.with_label_values(&[pool, limit]).get();
-        assert_eq!([value("p199", "memory"), value(OTHER, "memory")], [201, 198]);
-        assert_eq!([value(OTHER, "load"), families.show_bearable(&BTreeMap::new())], [201, 0]);
-    }
-
-    #[test]
     fn a_label_without_own_series_stays_in_other() {
         let mut names = Names::default();
         assert_eq!(
@@ -356,12 +225,7 @@ mod tests {
             ["a", "b", OTHER]
         );
         assert_eq!([names.label("c", 2), names.label("a", 2)], [OTHER, "a"]);
-        assert_eq!(names.folded(), 1);
         (0..1_000).for_each(|at| assert_eq!(names.label(&format!("n{at}"), 2), OTHER));
-        assert_eq!(
-            (names.0.len(), names.folded()),
-            (32, 30),
-            "the maximum number of names is kept"
-        );
+        assert_eq!(names.0.len(), 32, "the maximum number of names is kept");
     }
 }

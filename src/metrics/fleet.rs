@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use prometheus::{Gauge, GaugeVec, IntGauge, IntGaugeVec};
+use prometheus::{Gauge, GaugeVec, IntGaugeVec};
 
 use crate::hardware::device::{ModelName, PoolName};
 use crate::hardware::units::Share;
@@ -28,12 +28,9 @@ pub struct Fleet {
     pub kinds: BTreeMap<(ModelName, PoolName), Figures>,
     /// Nodes by the state of their agent.
     pub nodes: NodeCounts,
-    /// Number of typical requests, by which free room is judged.
-    pub typical_requests: usize,
 }
 
 pub(crate) struct FleetFamilies {
-    typical_requests: IntGauge,
     nodes: IntGaugeVec,
     efficiency: Gauge,
     fragmentation: Gauge,
@@ -44,12 +41,10 @@ pub(crate) struct FleetFamilies {
     by_free_share: IntGaugeVec,
     by_tenants: IntGaugeVec,
     share: GaugeVec,
-    memory: GaugeVec,
     largest_share: GaugeVec,
     largest_memory: GaugeVec,
     fitting: IntGaugeVec,
     stranded: GaugeVec,
-    pub(crate) folded: IntGaugeVec,
 }
 
 impl FleetFamilies {
@@ -57,9 +52,6 @@ impl FleetFamilies {
     pub(crate) fn new(make: &Make<'_>) -> Self {
         let by = |more: &'static str| [KIND[0], KIND[1], more];
         let families = Self {
-            typical_requests: make.int_gauge("gpupack_typical_requests",
-                "Types of typical requests, the basis of the fragmentation ratio.",
-            ),
             nodes: make.int_gauges("gpupack_nodes", "Nodes by the state of their agent.", &["state"]),
             efficiency: make.gauge("gpupack_packing_efficiency_ratio",
                 "Mean fullness of the occupied GPUs: the larger of allocated share and allocated memory.",
@@ -90,10 +82,6 @@ impl FleetFamilies {
                 "Compute share in GPUs, each part in one state: the sum is the capacity.",
                 &by("state"),
             ),
-            memory: make.gauges("gpupack_memory_bytes",
-                "Device memory, each part in one state: the sum is the capacity.",
-                &by("state"),
-            ),
             largest_share: make.gauges("gpupack_largest_fit_share_gpus",
                 "Largest compute share of one GPU that fits now.",
                 &KIND,
@@ -110,19 +98,13 @@ impl FleetFamilies {
                 "Free memory of devices on which no request of this size fits.",
                 &by("size"),
             ),
-            folded: make.int_gauges("gpupack_metrics_folded_series",
-                "Values of a label without own series, counted as other.",
-                &["label"],
-            ),
         };
-        families.folded.with_label_values(&["model_pool"]);
         families.show(&Fleet::default());
         families
     }
 
     /// Sets all gauges. Models and pools that are gone lose their series.
     pub(crate) fn show(&self, fleet: &Fleet) {
-        self.typical_requests.set(i64::try_from(fleet.typical_requests).unwrap_or(i64::MAX));
         let NodeCounts { reporting, not_reporting, never } = fleet.nodes;
         for (state, value) in
             [("reporting", reporting), ("not_reporting", not_reporting), ("never", never)]
@@ -143,25 +125,22 @@ impl FleetFamilies {
         let by_kind = [
             &self.fullness,
             &self.share,
-            &self.memory,
             &self.largest_share,
             &self.largest_memory,
             &self.stranded,
         ];
         by_kind.into_iter().for_each(GaugeVec::reset);
-        let (mut others, mut folded) = (Figures::default(), 0);
+        let mut others = Figures::default();
         for (at, ((model, pool), figures)) in fleet.kinds.iter().enumerate() {
             if at < MOST_KINDS {
                 self.show_kind([model.as_str(), pool.as_str()], figures);
             } else {
                 others.add(figures);
-                folded += 1;
             }
         }
-        if folded > 0 {
+        if fleet.kinds.len() > MOST_KINDS {
             self.show_kind([OTHER, OTHER], &others);
         }
-        self.folded.with_label_values(&["model_pool"]).set(folded);
     }
 
     fn show_kind(&self, kind: [&str; 2], figures: &Figures) {
@@ -187,15 +166,6 @@ impl FleetFamilies {
             ("unavailable", share.unavailable),
         ] {
             self.share.with_label_values(&with(state)).set(ratio(part));
-        }
-        let memory = figures.memory;
-        for (state, part) in [
-            ("allocated", memory.allocated),
-            ("outside", memory.outside),
-            ("free", memory.free),
-            ("unavailable", memory.unavailable),
-        ] {
-            self.memory.with_label_values(&with(state)).set(bytes(part));
         }
         self.largest_share.with_label_values(&kind).set(ratio(figures.largest_share));
         self.largest_memory.with_label_values(&kind).set(bytes(figures.largest_memory));

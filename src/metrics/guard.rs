@@ -6,6 +6,25 @@ use crate::hardware::units::MemMib;
 use crate::metrics::labels::EditResult;
 use crate::metrics::make::{Make, bytes};
 
+/// Why a pod is evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EvictionReason {
+    /// It uses more GPU memory than it may.
+    OverLimit,
+    /// A more important pod needs its room.
+    Preemption,
+}
+
+impl EvictionReason {
+    /// The label.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::OverLimit => "over_limit",
+            Self::Preemption => "preemption",
+        }
+    }
+}
+
 /// The outcome of an eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EvictionResult {
@@ -46,7 +65,6 @@ pub(crate) struct GuardFamilies {
     over_limit_pods: IntGauge,
     outside: GaugeVec,
     evictions: IntCounterVec,
-    preemptions: IntCounterVec,
     tenants: IntGaugeVec,
     placement_edits: IntCounterVec,
     overdue_drains: IntGauge,
@@ -64,12 +82,8 @@ impl GuardFamilies {
                 &["kind"],
             ),
             evictions: make.counters("gpupack_evictions_total",
-                "Evictions of over-limit pods, by outcome.",
-                &["outcome"],
-            ),
-            preemptions: make.counters("gpupack_preemptions_total",
-                "Evictions of less important pods for GPU pods that wait, by outcome.",
-                &["outcome"],
+                "Attempts to evict pods, by reason and outcome.",
+                &["reason", "outcome"],
             ),
             tenants: make.int_gauges("gpupack_tenants",
                 "Tenants of devices by configured and by verified memory isolation.",
@@ -96,8 +110,9 @@ impl GuardFamilies {
             EvictionResult::Gone,
             EvictionResult::Failed,
         ] {
-            families.evictions.with_label_values(&[result.label()]);
-            families.preemptions.with_label_values(&[result.label()]);
+            for reason in [EvictionReason::OverLimit, EvictionReason::Preemption] {
+                families.evictions.with_label_values(&[reason.label(), result.label()]);
+            }
         }
         families
     }
@@ -128,13 +143,8 @@ impl GuardFamilies {
         self.overdue_drains.set(i64::try_from(pods).unwrap_or(i64::MAX));
     }
 
-    /// Counts the outcome of an eviction for a more important pod.
-    pub(crate) fn preempted(&self, result: EvictionResult) {
-        self.preemptions.with_label_values(&[result.label()]).inc();
-    }
-
     /// Counts the outcome of an eviction.
-    pub(crate) fn evicted(&self, result: EvictionResult) {
-        self.evictions.with_label_values(&[result.label()]).inc();
+    pub(crate) fn evicted(&self, reason: EvictionReason, result: EvictionResult) {
+        self.evictions.with_label_values(&[reason.label(), result.label()]).inc();
     }
 }

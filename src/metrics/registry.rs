@@ -9,11 +9,11 @@ use prometheus::{
     IntGaugeVec, Registry, TextEncoder,
 };
 
-use crate::hardware::device::{MigProfile, PoolName};
+use crate::hardware::device::MigProfile;
 use crate::ledger::suggest::displacement::MOST_MOVES;
-use crate::metrics::demand::{AccountUse, Bearable, DemandFamilies, Queue, TeamFigures, Waste};
+use crate::metrics::demand::{AccountUse, DemandFamilies, Queue, TeamFigures};
 use crate::metrics::fleet::{Fleet, FleetFamilies};
-use crate::metrics::guard::{EvictionResult, GuardFamilies, OutsideFigures};
+use crate::metrics::guard::{EvictionReason, EvictionResult, GuardFamilies, OutsideFigures};
 use crate::metrics::labels::{
     BindResult, CertificateLabel, EditResult, Outcome, ReportResult, RequeueResult, Verb,
 };
@@ -43,9 +43,6 @@ pub struct Metrics {
     requeues: IntCounterVec,
     reports: IntCounterVec,
     report_interval: Histogram,
-    events_lost: IntCounter,
-    fences: IntCounter,
-    audits: IntCounter,
     audit_failures: IntCounter,
     ready: IntGauge,
     token_refused: Gauge,
@@ -53,7 +50,6 @@ pub struct Metrics {
     watch_lag: Histogram,
     watch_events: IntCounterVec,
     placeable_by_moves: IntGaugeVec,
-    emptiable: IntGauge,
     fleet: FleetFamilies,
     demand: DemandFamilies,
     guard: GuardFamilies,
@@ -127,15 +123,6 @@ impl Metrics {
                 "Time between two accepted reports of one node.",
                 &[0.25, 0.5, 1.0, 2.5, 5.0, 6.0, 10.0, 15.0, 60.0],
             ),
-            events_lost: make.counter(
-                "gpupack_events_dropped_total",
-                "Pod events lost: the queue was full, or the API server did not take them.",
-            ),
-            fences: make.counter(
-                "gpupack_start_fences_total",
-                "Pods fenced when this process began to lead, against late Bindings of others.",
-            ),
-            audits: make.counter("gpupack_ledger_audits_total", "Audits of the ledger."),
             audit_failures: make.counter(
                 "gpupack_ledger_audit_failures_total",
                 "Nodes whose sums differed from their reservations.",
@@ -166,10 +153,6 @@ impl Metrics {
                 "gpupack_waiting_pods_movable",
                 "Waiting pods for which this many moves of running pods would free room.",
                 &["moves"],
-            ),
-            emptiable: make_of_cluster.int_gauge(
-                "gpupack_gpus_emptiable",
-                "GPUs whose tenants would fit on other GPUs in use; looked for while no pod waits.",
             ),
             certificate_expiry: make.gauges(
                 "gpupack_certificate_expiry_timestamp_seconds",
@@ -210,7 +193,7 @@ impl Metrics {
                 self.watch_events.with_label_values(&[resource, kind]);
             }
         }
-        self.set_moves(&[0; MOST_MOVES], 0);
+        self.set_moves(&[0; MOST_MOVES]);
         self.set_certificates(CertificateLabel::ALL.map(|label| (label, 0)));
     }
 
@@ -264,11 +247,6 @@ impl Metrics {
         self.guard.show_overdue_drains(pods);
     }
 
-    /// Counts the pods that were fenced when this process began to lead.
-    pub fn fenced(&self, pods: usize) {
-        self.fences.inc_by(u64::try_from(pods).unwrap_or(u64::MAX));
-    }
-
     /// Counts an edit of a placement by another client, or the outcome of writing it back.
     pub fn placement_edit(&self, result: EditResult) {
         self.guard.placement_edit(result);
@@ -287,25 +265,17 @@ impl Metrics {
         }
     }
 
-    /// Counts an audit of the ledger and its faults.
+    /// Counts the faults that an audit of the ledger found.
     pub fn audited(&self, faults: usize) {
-        self.audits.inc();
         self.audit_failures.inc_by(u64::try_from(faults).unwrap_or(u64::MAX));
     }
 
-    /// Sets the number of events that were lost since the start.
-    pub fn set_events_lost(&self, lost: u64) {
-        self.events_lost.inc_by(lost.saturating_sub(self.events_lost.get()));
-    }
-
-    /// Sets how many waiting pods each number of moves would help, and how many GPUs moves could
-    /// empty.
-    pub fn set_moves(&self, placeable: &[usize; MOST_MOVES], emptiable: usize) {
+    /// Sets how many waiting pods each number of moves would help.
+    pub fn set_moves(&self, placeable: &[usize; MOST_MOVES]) {
         for (moves, pods) in (1..).zip(placeable) {
             let gauge = self.placeable_by_moves.with_label_values(&[&format!("{moves}")]);
             gauge.set(i64::try_from(*pods).unwrap_or(i64::MAX));
         }
-        self.emptiable.set(i64::try_from(emptiable).unwrap_or(i64::MAX));
     }
 
     /// Sets the gauges of use beyond what is allocated.
@@ -316,11 +286,6 @@ impl Metrics {
     /// Sets the number of tenants for which an isolation mode is configured, and is verified.
     pub fn set_tenants(&self, mode: &'static str, counts: (u64, u64)) {
         self.guard.show_tenants(mode, counts);
-    }
-
-    /// Counts the outcome of an eviction for a more important pod.
-    pub fn preempted(&self, result: EvictionResult) {
-        self.guard.preempted(result);
     }
 
     /// Counts the end of a move.
@@ -363,8 +328,8 @@ impl Metrics {
     }
 
     /// Counts the outcome of an eviction.
-    pub fn evicted(&self, result: EvictionResult) {
-        self.guard.evicted(result);
+    pub fn evicted(&self, reason: EvictionReason, result: EvictionResult) {
+        self.guard.evicted(reason, result);
     }
 
     /// Sets when certificates end, in seconds since 1970; 0: not known, or none.
@@ -397,25 +362,11 @@ impl Metrics {
     pub fn set_fleet(&self, fleet: &Fleet, queue: &Queue) {
         self.fleet.show(fleet);
         self.demand.show(queue);
-        let (namespaces, classes) = self.demand.folded();
-        self.fleet.folded.with_label_values(&["namespace"]).set(namespaces);
-        self.fleet.folded.with_label_values(&["priority_class"]).set(classes);
-    }
-
-    /// Sets what each namespace holds and does not need.
-    pub fn set_waste(&self, teams: &BTreeMap<String, Waste>) {
-        self.demand.show_waste(teams);
     }
 
     /// Sets what each team may have and has.
     pub fn set_teams(&self, teams: &[TeamFigures]) {
         self.demand.show_teams(teams);
-    }
-
-    /// Sets the slots per GPU that each pool could be cut into.
-    pub fn set_bearable(&self, pools: &BTreeMap<PoolName, Bearable>) {
-        let folded = self.demand.show_bearable(pools);
-        self.fleet.folded.with_label_values(&["pool"]).set(folded);
     }
 
     /// All families in the text format.

@@ -1,8 +1,8 @@
 //! What operators see of a set of devices: what is allocated, free or stranded, and which requests
 //! would still fit. Figures of disjoint sets add up.
 //!
-//! Every device is in exactly one [`DeviceCondition`]. All that it has is in exactly one part of a
-//! [`ShareParts`] and of a [`MemoryParts`], so the parts of each add up to the capacity.
+//! Every device is in exactly one [`DeviceCondition`]. All its share is in exactly one part of a
+//! [`ShareParts`], so the parts add up to the capacity.
 
 use crate::hardware::device::{DeviceKind, Health, ModelName};
 use crate::hardware::units::{Demand, MemMib, Share};
@@ -199,19 +199,6 @@ pub struct ShareParts {
     pub unavailable: Share,
 }
 
-/// The parts of the memory of devices.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MemoryParts {
-    /// Allocated.
-    pub allocated: MemMib,
-    /// In use, but not allocated.
-    pub outside: MemMib,
-    /// Free.
-    pub free: MemMib,
-    /// Of devices that take no tenants.
-    pub unavailable: MemMib,
-}
-
 /// Steps of free share: of eleven, the first is nothing and the last a whole device.
 pub const FREE_STEPS: usize = 11;
 
@@ -231,8 +218,6 @@ pub struct Figures {
     pub by_tenants: [u64; TENANT_STEPS],
     /// The parts of the compute share.
     pub share: ShareParts,
-    /// The parts of the memory.
-    pub memory: MemoryParts,
     /// Free share of the device that has most of it.
     pub largest_share: Share,
     /// Free memory of the device that has most of it.
@@ -285,20 +270,15 @@ impl Figures {
         };
         let left = capacity.checked_sub(held).expect("at most the capacity is held");
         self.share.allocated = add(self.share.allocated, held.share);
-        self.memory.allocated = add_memory(self.memory.allocated, held.memory);
         // Nothing of an overallocated device is free, even if one dimension has some left.
         if !state.is_open() || device_state.is_overallocated() {
-            self.share.unavailable = add(self.share.unavailable, left.share);
-            return self.memory.unavailable = add_memory(self.memory.unavailable, left.memory);
+            return self.share.unavailable = add(self.share.unavailable, left.share);
         }
         let free = device_state.unallocated();
-        let outside = left.memory.checked_sub(free.memory).expect("free is what is left, or less");
         let stranded = stranded.min(free.share);
         self.share.stranded = add(self.share.stranded, stranded);
         self.share.free = add(self.share.free, rest(free.share, stranded));
         self.share.unavailable = add(self.share.unavailable, rest(left.share, free.share));
-        self.memory.outside = add_memory(self.memory.outside, outside);
-        self.memory.free = add_memory(self.memory.free, free.memory);
         self.largest_share = self.largest_share.max(free.share);
         self.largest_memory = self.largest_memory.max(free.memory);
         let tenths = usize::try_from(free.share.millionths() / 100_000).expect("a small number");
@@ -330,10 +310,6 @@ impl Figures {
         self.share.stranded = add(self.share.stranded, other.share.stranded);
         self.share.free = add(self.share.free, other.share.free);
         self.share.unavailable = add(self.share.unavailable, other.share.unavailable);
-        self.memory.allocated = add_memory(self.memory.allocated, other.memory.allocated);
-        self.memory.outside = add_memory(self.memory.outside, other.memory.outside);
-        self.memory.free = add_memory(self.memory.free, other.memory.free);
-        self.memory.unavailable = add_memory(self.memory.unavailable, other.memory.unavailable);
         self.largest_share = self.largest_share.max(other.largest_share);
         self.largest_memory = self.largest_memory.max(other.largest_memory);
         self.occupied.0 += other.occupied.0;

@@ -62,6 +62,9 @@ impl Attempt {
     }
 }
 
+/// The number of successive lists of processes that must show a pod over its limit before it is evicted.
+const SURE_AFTER: u32 = 2;
+
 impl Evictions {
     /// The over-limit pods to evict `now`: at most one per device, the worst first. They count as
     /// requested until [`Evictions::settle`] has the answer.
@@ -71,7 +74,6 @@ impl Evictions {
     pub fn choose(
         &mut self,
         mut over: Vec<OverLimitPod>,
-        after_samples: u32,
         is_allocated: impl Fn(&PodUid) -> bool,
         now: Timestamp,
     ) -> Vec<OverLimitPod> {
@@ -82,7 +84,7 @@ impl Evictions {
             let is_sure = candidate.is_current
                 && is_allocated(&candidate.pod().uid)
                 && candidate.held.state == ReservationState::Confirmed
-                && candidate.seen.lists_over >= after_samples.max(1);
+                && candidate.seen.lists_over >= SURE_AFTER;
             let uid = &candidate.pod().uid;
             if !is_sure || self.attempts.get(uid).is_some_and(|attempt| !attempt.is_due(now)) {
                 continue;
@@ -150,7 +152,7 @@ mod tests {
     }
 
     fn chosen(evictions: &mut Evictions, over: Vec<OverLimitPod>, at: u64) -> String {
-        let chosen = evictions.choose(over, 2, |_| true, seconds(at));
+        let chosen = evictions.choose(over, |_| true, seconds(at));
         chosen.iter().map(|it| it.pod().name.to_string()).collect::<Vec<_>>().join(" ")
     }
 
@@ -168,7 +170,7 @@ mod tests {
         evictions.settle(&uid("q"), Answer::Ending, seconds(9));
         evictions.settle(&uid("r"), Answer::Ending, seconds(9));
         assert_eq!(chosen(&mut evictions, all(), 999), "", "`q` and `r` are still ending");
-        let gone = evictions.choose(all(), 2, |pod| *pod != uid("q"), seconds(1_000));
+        let gone = evictions.choose(all(), |pod| *pod != uid("q"), seconds(1_000));
         assert_eq!(gone.len(), 1);
         assert_eq!(*gone[0].pod().name, *"p", "`q` is gone");
     }

@@ -48,6 +48,9 @@ use crate::server::api::server::serve;
 use crate::server::api::{background, reports};
 use crate::server::page::service::{Service, SetLogLevel};
 
+/// Most reports a second of all simulated agents together, for a small machine.
+const REPORT_RATE: u32 = 500;
+
 /// Most nodes whose base load and first reports go over HTTP. With more it would take minutes.
 const HTTP_FILL_MAX_NODES: usize = 200;
 
@@ -91,9 +94,6 @@ pub struct DemoArgs {
     /// many as can be placed]
     #[arg(long, value_name = "PER_SECOND", value_parser = rate)]
     arrival_rate: Option<f64>,
-    /// Most reports a second of all simulated agents together; keep it low on a small machine
-    #[arg(long, value_name = "PER_SECOND", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    report_rate: u32,
     /// Seed of the fleet and the stream; the same seed gives the same placements under --once
     #[arg(long, default_value_t = 42)]
     seed: u64,
@@ -304,7 +304,7 @@ async fn live(
             filled.notified().await;
         }
         let least = Duration::from_secs(1);
-        let period = least.max(least * args.nodes / args.report_rate);
+        let period = least.max(least * args.nodes / REPORT_RATE);
         let config = AgentConfig {
             extenders: vec![base.to_owned()],
             proof: Proof::default(),

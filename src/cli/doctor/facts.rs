@@ -28,7 +28,8 @@ use crate::cli::doctor::proof::handshake::{Door, chain};
 use crate::cli::doctor::rights::{self, NeededRight, Places};
 use crate::cli::doctor::table::NOT_MOUNTED;
 use crate::config::file::Config;
-use crate::config::identity::TlsConfig;
+use crate::config::identity::{REPLICA_NAME, TlsConfig};
+use crate::config::lease::LEASE_NAME;
 use crate::issuing::authority::BUNDLE;
 use crate::issuing::objects as issuing;
 use crate::rotation::plan::Owner;
@@ -151,7 +152,7 @@ impl Facts {
         let known = config.clone().unwrap_or_default();
         let mut places = places.clone();
         places.agents = config.as_ref().map_or(places.agents, |it| it.agents.namespace.clone());
-        let lease = rights::LEASES.within(&known.lease.namespace).named(&known.lease.name);
+        let lease = rights::LEASES.within(&known.lease.namespace).named(LEASE_NAME);
         let lease = reader.object(&lease).await;
         let account = extender.iter().find_map(|it| it.pods.service_account_name.clone());
         let account = account.unwrap_or_else(|| "gpupack".to_owned());
@@ -368,7 +369,7 @@ async fn of_extender(
         .and_then(|spec| spec.service.as_ref())
         .and_then(|it| Some(format!("{}.{}.svc", it.name.as_deref()?, it.namespace.as_deref()?)));
     let called = called.unwrap_or_default();
-    let asked_by = if called.is_empty() { &tls.replica_name } else { &called };
+    let asked_by = if called.is_empty() { REPLICA_NAME } else { called.as_str() };
     let (check, part, port) =
         ("certificate of the extender", "extender", config.page_listen.port());
     let sought = Sought { check, secret: &secret, file, part, port, called: asked_by };
@@ -377,8 +378,8 @@ async fn of_extender(
     let of_replicas = Trust {
         from: "its own CA",
         ca: own_ca.map(<[u8]>::to_vec),
-        name: tls.replica_name.clone(),
-        fix: "make a certificate of that CA with the name tls.replica_name",
+        name: REPLICA_NAME.to_owned(),
+        fix: "make a certificate of that CA with the name gpupack-extender",
     };
     // A handshake shows no CA.
     let has_own_ca = own_ca.is_some() || !served.from.starts_with(POD);

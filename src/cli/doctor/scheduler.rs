@@ -12,6 +12,7 @@ use crate::cli::doctor::objects::Workload;
 use crate::cli::doctor::scheduler_file::{Extender, Profile, SchedulerFile, TlsConfig};
 use crate::cli::doctor::table::*;
 use crate::config::file::Config;
+use crate::config::identity::{REPLICA_NAME, SCHEDULER_NAME};
 use crate::kube_api::request::resources::{MARKERS, MIG_PREFIX, SHARED_SLOT, WHOLE};
 
 /// The weight of the shipped files: with less, in-tree scores can outvote gpupack.
@@ -143,22 +144,22 @@ fn answers(extender: &Extender, found: &mut Findings) {
 fn tls(extender: &Extender, config: &Config, found: &mut Findings) {
     let settings = extender.tls_config.clone().unwrap_or_default();
     let TlsConfig { insecure, server_name: name, ca_file, ca_data, .. } = &settings;
-    let expected = match (&config.tls, extender.enable_https) {
+    match (&config.tls, extender.enable_https) {
         (None, true) => return found.push(ONLY_SCHEDULER_TLS.with([])),
         (None, false) => return,
         (Some(_), false) => return found.push(ONLY_EXTENDER_TLS.with([])),
-        (Some(expected), true) => expected,
-    };
+        (Some(_), true) => {}
+    }
     let is_given = |file: &str, data: &str| !file.is_empty() || !data.is_empty();
     if *insecure || !is_given(ca_file, ca_data) {
         found.push(NOT_VERIFIED.with([]));
     }
     let has_certificate = is_given(&settings.cert_file, &settings.cert_data);
     if !has_certificate || !is_given(&settings.key_file, &settings.key_data) {
-        found.push(NO_CLIENT_CERTIFICATE.with([&expected.scheduler_name]));
+        found.push(NO_CLIENT_CERTIFICATE.with([&SCHEDULER_NAME]));
     }
-    if !name.is_empty() && *name != expected.replica_name && !config.allowed_hosts.contains(name) {
-        found.push(ODD_SERVER_NAME.with([&short(name), &expected.replica_name]));
+    if !name.is_empty() && name != REPLICA_NAME && !config.allowed_hosts.contains(name) {
+        found.push(ODD_SERVER_NAME.with([&short(name), &REPLICA_NAME]));
     }
 }
 

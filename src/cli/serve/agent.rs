@@ -26,6 +26,7 @@ use crate::cli::base::logging;
 use crate::cli::base::logging::LogArgs;
 use crate::cli::base::signals::stop_signal;
 use crate::clock::Clock;
+use crate::config::identity::REPLICA_NAME;
 
 /// How long a read of the driver may delay the end of the process.
 const GRACE: Duration = Duration::from_secs(2);
@@ -42,11 +43,7 @@ pub struct AgentArgs {
     #[arg(long, value_name = "FILE")]
     pub ca_file: Option<PathBuf>,
 
-    /// Name in the certificate of every replica of the extender.
-    #[arg(long, value_name = "NAME", default_value = "gpupack-extender", requires = "ca_file")]
-    pub server_name: String,
-
-    /// Projected token of this pod, made for the audience that the extender's configuration names.
+    /// Projected token of this pod, made for the audience `gpupack`.
     #[arg(long, value_name = "FILE", requires = "ca_file")]
     pub token_file: Option<PathBuf>,
 
@@ -261,8 +258,7 @@ async fn run_here(
 /// How the extender and this agent prove who they are; follows the file of the CA from now on.
 fn proof(args: &AgentArgs) -> anyhow::Result<Proof> {
     let Some(ca) = &args.ca_file else { return Ok(Proof::default()) };
-    let name = ServerName::try_from(args.server_name.clone())
-        .with_context(|| format!("`--server-name {}`", args.server_name))?;
+    let name = ServerName::try_from(REPLICA_NAME)?;
     let files = CertificateFiles { own: None, ca: Some(ca.clone()), read_every: READ_EVERY };
     let certificates = Certificates::read(files)?;
     let server = Some(ServerProof { tls: certificates.current(), name });

@@ -18,8 +18,11 @@ use crate::cli::base::logging;
 use crate::cli::base::logging::LogArgs;
 use crate::clock::Clock;
 use crate::config::file::Config;
+use crate::config::identity::{AUDIENCE, REPLICA_NAME, SCHEDULER_NAME};
+use crate::config::lease::LEASE_NAME;
 use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::control::shared::leader::Replica;
+use crate::hardware::units::MemMib;
 use crate::issuing::keeper::{Keeper, keeping};
 use crate::kube_api::connection;
 use crate::kube_api::identity::front_proxy;
@@ -121,7 +124,7 @@ impl ExtenderArgs {
         Ok(Some(Replica {
             identity: Replica::identity(pod, random),
             pod: PodKey::new(&lease.namespace, pod).context("`--replica`")?,
-            lease: LeaseName { namespace: lease.namespace.clone(), name: lease.name.clone() },
+            lease: LeaseName { namespace: lease.namespace.clone(), name: LEASE_NAME.to_owned() },
             holds_for: lease.holds_for,
             address: format!("{scheme}://{address}"),
             secret: format!("{:032x}", rand::random::<u128>()),
@@ -140,14 +143,23 @@ pub(crate) fn config_file(path: Option<&Path>) -> Result<Config> {
     Config::from_yaml(&text).with_context(|| path.display().to_string())
 }
 
+/// After a start, answers wait no longer for the first reports of nodes with pods. Agents report about every 5 s.
+const WARM_UP: Duration = Duration::from_secs(10);
+
+/// GPU memory that is used beyond what is allocated counts only above this: the driver's own figures move by some MiB.
+const UNMANAGED_TOLERANCE: MemMib = MemMib::new(128);
+
+/// Node label whose value is the node's failure domain.
+const DOMAIN_LABEL: &str = "topology.kubernetes.io/zone";
+
 /// The ledger's part of a configuration. Session numbers start above all of an earlier run.
 pub fn settings(config: &Config, clock: &Clock) -> Settings {
     Settings {
         hold_for: config.hold_for,
         stale_after: config.stale_after,
         drain_limit: config.drain_limit,
-        warm_up: config.warm_up,
-        unmanaged_tolerance: config.unmanaged_tolerance,
+        warm_up: WARM_UP,
+        unmanaged_tolerance: UNMANAGED_TOLERANCE,
         first_session: clock.unix_seconds() << 20,
     }
 }
@@ -176,7 +188,7 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
         ledger.share_by(config.pools.clone());
         let listeners = listen(&config).await?;
         let labels =
-            NodeLabels { pool: config.pool_label.clone(), domain: config.domain_label.clone() };
+            NodeLabels { pool: config.pool_label.clone(), domain: DOMAIN_LABEL.to_owned() };
         let app = Arc::new(App::new(ledger, clock, config, Truth::Cluster(Box::new(truth))));
         let (stop, stopped) = watch::channel(false);
         let identities = proofs.map(|proofs| proofs.identities(&app, client.clone()));
@@ -325,10 +337,10 @@ impl Proofs {
         let ca = Some(tls.ca_file.clone());
         let files = CertificateFiles { own, ca, read_every };
         let certificates = Certificates::read(files)?;
-        let name = ServerName::try_from(tls.replica_name.clone())?;
+        let name = ServerName::try_from(REPLICA_NAME)?;
         Ok(Some(Self {
             replicas: ServerProof { tls: certificates.current(), name },
-            scheduler: ServerName::try_from(tls.scheduler_name.clone())?,
+            scheduler: ServerName::try_from(SCHEDULER_NAME)?,
             certificates,
         }))
     }
@@ -337,8 +349,7 @@ impl Proofs {
     fn identities(self, app: &Arc<App>, client: Client) -> Identities {
         tokio::spawn(self.certificates.follow());
         let agents = &app.config.agents;
-        let tokens =
-            AgentTokens::new(client.clone(), &agents.audience, &agents.namespace, agents.user());
+        let tokens = AgentTokens::new(client.clone(), AUDIENCE, &agents.namespace, agents.user());
         let agents = Arc::new(AgentAccess::new(Arc::clone(app), tokens));
         let (current, front_proxy) = watch::channel(None);
         tokio::spawn(front_proxy::follow(client.clone(), current));

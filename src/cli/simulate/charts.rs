@@ -46,12 +46,6 @@ impl Album {
         Self(pages.collect())
     }
 
-    /// All charts, for one picture.
-    pub(crate) fn all(&self) -> Vec<Chart> {
-        let pictures = self.0.iter().flat_map(|page| &page.pictures);
-        pictures.flat_map(|(_, charts)| charts.iter().cloned()).collect()
-    }
-
     /// Writes `<trace>-<what>.svg` for each picture, and `charts.json` with their points.
     ///
     /// # Errors

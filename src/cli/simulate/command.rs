@@ -17,7 +17,6 @@ use crate::cli::simulate::flags::{RunArgs, TraceArgs};
 use crate::cli::simulate::jobs::{Experiment, SimulateError, Times};
 use crate::cli::simulate::report::Report;
 use crate::cli::simulate::timed::TimedReport;
-use crate::sim::chart::draw;
 use crate::sim::run::engine::Overflow;
 use crate::sim::run::policy::SimPolicy;
 use crate::sim::run::timeline::Pace;
@@ -33,7 +32,6 @@ const DEFAULT_POLICIES: [SimPolicy; 3] =
 /// Flags of `gpupack simulate`.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("times").args(["churn", "timeline"]))]
-#[command(group = ArgGroup::new("drawn").args(["chart", "charts"]))]
 pub struct SimulateArgs {
     #[command(flatten)]
     trace: TraceArgs,
@@ -118,10 +116,6 @@ pub struct SimulateArgs {
     #[arg(long, value_enum, default_value_t = Output::Table)]
     pub output: Output,
 
-    /// Also draw the results of one trace into this SVG file.
-    #[arg(long, value_name = "FILE")]
-    pub chart: Option<PathBuf>,
-
     /// Also draw the results of each trace into SVG files in this folder, with the points as JSON.
     #[arg(long, value_name = "FOLDER")]
     pub charts: Option<PathBuf>,
@@ -176,9 +170,6 @@ pub fn run(args: &SimulateArgs) -> Result<(), SimulateError> {
         (None, false) => arrived(args, &experiment)?,
     };
     ends::write(&experiment, (args.write_pods.as_deref(), args.write_free.as_deref()))?;
-    if let Some(path) = &args.chart {
-        draw::write_svg(path, &album.all())?;
-    }
     if let Some(folder) = &args.charts {
         album.write(folder)?;
     }
@@ -231,17 +222,8 @@ fn played(
     Ok((text, album))
 }
 
-/// Whether charts can be written to their paths; checked before the replays.
+/// Makes the folder for charts; checked before the replays.
 fn check_places(args: &SimulateArgs) -> Result<(), SimulateError> {
-    if let Some(path) = &args.chart {
-        if args.trace.pods.len() > 1 {
-            return Err(SimulateError::OneChart);
-        }
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
-            return Err(SimulateError::NoFolder(folder.to_owned()));
-        }
-    }
     if let Some(folder) = &args.charts {
         let folder = folder.clone();
         fs::create_dir_all(&folder).map_err(|source| SimulateError::Folder { folder, source })?;

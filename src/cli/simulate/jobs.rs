@@ -329,9 +329,6 @@ pub enum SimulateError {
     /// The same, as a table.
     #[error("cannot write the end of the replay")]
     Table(#[from] csv::Error),
-    /// The folder of the chart does not exist.
-    #[error("--chart needs an existing folder: `{}` is not one", .0.display())]
-    NoFolder(PathBuf),
     /// The folder for charts cannot be created.
     #[error("--charts: cannot create the folder `{}`", .folder.display())]
     Folder {
@@ -340,9 +337,6 @@ pub enum SimulateError {
         /// The error of the operating system.
         source: io::Error,
     },
-    /// One picture for several traces.
-    #[error("--chart draws one trace: use --charts with a folder for several")]
-    OneChart,
     /// One end for several traces.
     #[error("--write-pods and --write-free write the end of one trace: give --pods once")]
     OneEnd,
@@ -350,7 +344,7 @@ pub enum SimulateError {
     #[error("--pods `{}` is given twice", .0.display())]
     Repeated(PathBuf),
     /// The chart.
-    #[error("--chart")]
+    #[error("--charts")]
     Chart(#[from] ChartError),
     /// Standard output.
     #[error("cannot write the result")]
@@ -375,8 +369,6 @@ impl SimulateError {
             | Self::Workload(_)
             | Self::Placement(_)
             | Self::Cluster(_)
-            | Self::NoFolder(_)
-            | Self::OneChart
             | Self::OneEnd
             | Self::Repeated(_) => 2,
             Self::Folder { .. }

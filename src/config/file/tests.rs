@@ -9,7 +9,7 @@ pub(crate) fn keys_of(section: &str) -> Vec<String> {
     let faults = Config::from_yaml(&text).unwrap_err().to_string();
     let (_, keys) = faults.split_once("expected ").unwrap();
     let keys: Vec<String> = keys.split('`').skip(1).step_by(2).map(str::to_owned).collect();
-    assert!(keys.len() > 1, "{faults}");
+    assert!(!keys.is_empty(), "{faults}");
     keys
 }
 
@@ -23,12 +23,12 @@ fn an_empty_file_is_the_default() {
 #[test]
 fn every_key_is_read() {
     let text = "listen: 0.0.0.0:9\nkubeconfig: /k\nscheduler_names: [a, b]\npolicy: spread\n\
-        pool_label: p/q\nkeep_best: 0\ndomain_label: r/s\npools: {a: {replicas: 2, borrow: compute}}\n\
-        other_resources: [c/d]\nmin_memory_mib: 8\nmax_limit: 0.5\nfraction_of_mib: 2048\nmemory_by_instance: true\nplaced_events: false\nhold_seconds: 1\nstanding_hold_after_seconds: 7\nstanding_hold_at_most: 0.75\ngroup_timeout_seconds: 9\nreport_stale_seconds: 20\nwarm_up_seconds: 3\n\
-        recall_seconds: 7\ndrain_seconds: 40\napi_timeout_seconds: 5\nscheduler_timeout_seconds: 6\nunmanaged_tolerance_mib: 6\nmax_body_mib: 7\n\
+        pool_label: p/q\nkeep_best: 0\npools: {a: {replicas: 2, borrow: compute}}\n\
+        other_resources: [c/d]\nmin_memory_mib: 8\nmax_limit: 0.5\nfraction_of_mib: 2048\nmemory_by_instance: true\nplaced_events: false\nhold_seconds: 1\nstanding_hold_after_seconds: 7\nstanding_hold_at_most: 0.75\nreport_stale_seconds: 20\n\
+        recall_seconds: 7\ndrain_seconds: 40\napi_timeout_seconds: 5\nscheduler_timeout_seconds: 6\nmax_body_mib: 7\n\
         log_level: debug\nlog_format: json\nlease:\npreemption:\nguard:\nadvice:\nquota:\nshares:\nworkloads:\naccess:\nwebhook:\npage_listen: 0.0.0.0:8\n\
         agents_listen: 0.0.0.0:7\nmetrics_listen: 0.0.0.0:6\nplain_text: true\ntls: {}\ncertificates: {}\nagents:\n\
-        allowed_hosts: [A.example]\nmax_connections: 16\nmax_in_flight_mib: 14\nlog_level_endpoint: off\n";
+        allowed_hosts: [A.example]\n";
     let halves = PoolRule {
         replicas: Replicas::new(2),
         instances: InstanceUse::Shared,
@@ -45,15 +45,11 @@ fn every_key_is_read() {
         certificates: Some(CertificatesConfig::default()),
         agents: AgentsConfig::default(),
         allowed_hosts: vec!["a.example".to_owned()],
-        max_connections: 16,
-        max_in_flight_mib: Some(14),
-        log_level_endpoint: LogLevelEndpoint::Off,
         kubeconfig: Some(PathBuf::from("/k")),
         scheduler_names: vec!["a".to_owned(), "b".to_owned()],
         policy: Policy::Spread,
         pool_label: "p/q".to_owned(),
         keep_best: None,
-        domain_label: "r/s".to_owned(),
         pools: PoolRules::new([(PoolName::new("a"), halves)]),
         other_resources: vec!["c/d".to_owned()],
         min_memory: MemMib::new(8),
@@ -63,14 +59,11 @@ fn every_key_is_read() {
         hold_for: Duration::from_secs(1),
         standing_hold_after: Duration::from_secs(7),
         standing_hold_at_most: Share::from_millionths(750_000),
-        group_timeout: Duration::from_secs(9),
         stale_after: Duration::from_secs(20),
-        warm_up: Duration::from_secs(3),
         recall: Duration::from_secs(7),
         drain_limit: Duration::from_secs(40),
         api_timeout: Duration::from_secs(5),
         scheduler_timeout: Duration::from_secs(6),
-        unmanaged_tolerance: MemMib::new(6),
         max_body_bytes: 7 << 20,
         placed_events: false,
         log_level: "debug".to_owned(),
@@ -129,7 +122,8 @@ fn what_can_never_match_is_refused() {
         ("allowed_hosts: ['a b']", "without a port"),
         ("allowed_hosts: []", "at least one"),
         ("pool_label: 'a b'", "the key of a label"),
-        ("domain_label: \"a\\n\"", "the key of a label"),
+        ("pool_label: ' '", "the key of a label"),
+        ("page_listen: here", "`page_listen: here` is not allowed: it must be an address such as"),
         ("scheduler_names: ['x y']", "without spaces"),
         ("scheduler_names: []", "at least one name"),
         ("hold_seconds: !foo 5", "no tag"),
@@ -147,23 +141,9 @@ fn what_can_never_match_is_refused() {
 }
 
 #[test]
-fn max_in_flight_must_fit_two_bodies() {
-    let read = |text: &str| Config::from_yaml(text);
-    assert_eq!(read("max_body_mib: 100").unwrap().max_in_flight_bytes(), 200 << 20);
-    let both = "max_body_mib: 100\nmax_in_flight_mib: ";
-    assert_eq!(read(&format!("{both}200")).unwrap().max_in_flight_bytes(), 200 << 20);
-    for (text, part) in [
-        (&*format!("{both}199"), "`max_in_flight_mib: 199` is not allowed: it must be 200"),
-        ("max_in_flight_mib: 7", "8 to 65536"),
-        ("max_connections: 15", "16 to 1000000"),
-        ("page_listen: here", "`page_listen: here` is not allowed: it must be an address such as"),
-        ("allowed_hosts: []", "at least one name"),
-        ("log_level_endpoint: network", "expected `off` or `loopback`"),
-        ("pool_label: ' '", "the key of a label"),
-    ] {
-        let faults = read(text).unwrap_err().faults;
-        assert!(faults.len() == 1 && faults[0].contains(part), "{faults:?}");
-    }
+fn two_bodies_may_be_in_flight() {
+    let in_flight = |text: &str| Config::from_yaml(text).unwrap().max_in_flight_bytes() >> 20;
+    assert_eq!([in_flight("max_body_mib: 100"), in_flight("")], [200, 64]);
 }
 
 #[test]

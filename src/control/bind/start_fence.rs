@@ -99,7 +99,6 @@ pub(crate) async fn fence(app: &Arc<App>, scope: Scope) -> bool {
             }
         })
         .await;
-    app.metrics.fenced(count);
     tracing::info!(pods = count, "Bindings of earlier processes can no longer land");
     if let Scope::Known { holds, .. } = scope {
         take_over(app, holds);

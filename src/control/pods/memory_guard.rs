@@ -13,7 +13,7 @@ use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::events::NoticeReason;
 use crate::kube_api::write::evict::{EvictOutcome, Run};
 use crate::kube_api::write::target::PodKey;
-use crate::metrics::guard::EvictionResult;
+use crate::metrics::guard::{EvictionReason, EvictionResult};
 use crate::model::isolation::Mode;
 use crate::model::node_state::NodeState;
 use crate::model::reservation::PodRef;
@@ -144,9 +144,8 @@ pub(crate) async fn guarding(app: &Arc<App>) {
             continue;
         }
         let is_allocated = |uid: &_| app.ledger.reservation(uid).is_some();
-        let after = app.config.guard.after_samples;
         let now = app.clock.now();
-        for chosen in evictions.choose(app.ledger.over_limit_pods(), after, is_allocated, now) {
+        for chosen in evictions.choose(app.ledger.over_limit_pods(), is_allocated, now) {
             let pod = chosen.pod();
             let answer = match PodKey::of(pod) {
                 Ok(key) if was_moved_there(app, cluster, &key, &chosen).await => {
@@ -216,6 +215,6 @@ fn settle(app: &App, chosen: &OverLimitPod, outcome: &EvictOutcome) -> Answer {
             (EvictionResult::Failed, Answer::Open)
         }
     };
-    app.metrics.evicted(result);
+    app.metrics.evicted(EvictionReason::OverLimit, result);
     answer
 }

@@ -33,15 +33,28 @@ pub fn listed(moves: &[Move]) -> Vec<moves::Move> {
     moves.iter().map(one).collect()
 }
 
-/// What could be moved now, for waiting pods of namespaces that the reader `sees`. Looks at every node for each different request: tens of milliseconds in
-/// a large cluster.
+/// What could be moved now, for waiting pods of namespaces that the reader `sees`.
 pub fn proposals(app: &App, sees: &dyn Fn(&str) -> bool) -> MoveProposals {
+    if app.waiting.all().iter().any(|state| state.refused.is_some()) {
+        return MoveProposals { to_place: to_place(app, sees), ..MoveProposals::default() };
+    }
+    let found = app.ledger.emptyings(MOST_MOVES, MOST_GPUS).into_iter();
+    let view = found.map(|found| EmptyProposal {
+        node: found.node.to_string(),
+        device_id: found.device.to_string(),
+        moves: listed(&found.moves),
+    });
+    MoveProposals { to_empty: view.collect(), ..MoveProposals::default() }
+}
+
+/// The moves that make room for waiting pods of namespaces that the reader `sees`. Looks at every node for each
+/// different request: tens of milliseconds in a large cluster.
+pub fn to_place(app: &App, sees: &dyn Fn(&str) -> bool) -> Vec<PlaceProposal> {
     let mut waiting: Vec<(WaitingState, usize)> = Vec::new();
     let mut known: BTreeMap<PlacementRequest, usize> = BTreeMap::new();
     let mut refused = app.waiting.all();
-    refused.retain(|state| state.refused.is_some());
-    let is_quiet = refused.is_empty();
-    for state in refused.into_iter().filter(|state| sees(&state.waiting.namespace)) {
+    refused.retain(|state| state.refused.is_some() && sees(&state.waiting.namespace));
+    for state in refused {
         match known.get(&state.waiting.query) {
             Some(at) => waiting[*at].1 += 1,
             None if waiting.len() == MOST_REQUESTS => {}
@@ -51,15 +64,6 @@ pub fn proposals(app: &App, sees: &dyn Fn(&str) -> bool) -> MoveProposals {
             }
         }
     }
-    if is_quiet {
-        let found = app.ledger.emptyings(MOST_MOVES, MOST_GPUS).into_iter();
-        let view = found.map(|found| EmptyProposal {
-            node: found.node.to_string(),
-            device_id: found.device.to_string(),
-            moves: listed(&found.moves),
-        });
-        return MoveProposals { to_empty: view.collect(), ..MoveProposals::default() };
-    }
     let place = |(state, pods): (WaitingState, usize)| {
         let own = app.ledger.own_room(&state.waiting.pod.uid);
         let found = app.ledger.moves(&state.waiting.query, &own, MOST_MOVES)?;
@@ -67,8 +71,5 @@ pub fn proposals(app: &App, sees: &dyn Fn(&str) -> bool) -> MoveProposals {
         let pod = state.waiting.pod.to_string();
         Some(PlaceProposal { pod, pods, to: location(&placement), moves: listed(&moves) })
     };
-    MoveProposals {
-        to_place: waiting.into_iter().filter_map(place).collect(),
-        ..MoveProposals::default()
-    }
+    waiting.into_iter().filter_map(place).collect()
 }

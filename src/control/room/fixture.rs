@@ -37,12 +37,8 @@ impl Bed {
         let ledger = ledger("A B");
         see_node(&ledger, "m");
         ledger.report("m", &hello("y", 1, "C"), Timestamp::START).unwrap();
-        let rules = StandingRules {
-            after,
-            at_most: Share::WHOLE,
-            preemption: PreemptionConfig::default(),
-            group_timeout: Duration::from_secs(60),
-        };
+        let rules =
+            StandingRules { after, at_most: Share::WHOLE, preemption: PreemptionConfig::default() };
         Self {
             ledger,
             waiting: WaitingPods::default(),

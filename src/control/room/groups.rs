@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use crate::control::room::group_rooms::{Missed, Started, amount};
 use crate::control::room::owners::{Owner, TURN, editions};
-use crate::control::room::standing::{Facts, Held, StandingHolds, StandingRules, Step};
+use crate::control::room::standing::{
+    Facts, GROUP_TIMEOUT, Held, StandingHolds, StandingRules, Step,
+};
 use crate::hardware::device::{NodeName, PodUid, PoolName};
 use crate::hardware::units::Timestamp;
 use crate::ledger::nodes::state::Ledger;
@@ -141,7 +143,7 @@ impl StandingHolds {
                 continue;
             }
             let is_found = found.is_some();
-            if !found.is_some_and(|found| self.start(&found, owner, (facts, rules), now, step)) {
+            if !found.is_some_and(|found| self.start(&found, owner, facts, now, step)) {
                 // Room that is given back is no news.
                 let pause = if is_found { LOOK_AGAIN_AFTER } else { MISSED_FOR };
                 let (until, ends_early) = (now.plus(pause), !is_found);
@@ -233,7 +235,7 @@ impl StandingHolds {
         &mut self,
         found: &Found<'_>,
         owner: Owner,
-        ((_, preemptors, ledger, _), rules): (Facts<'_>, StandingRules),
+        (_, preemptors, ledger, _): Facts<'_>,
         now: Timestamp,
         step: &mut Step,
     ) -> bool {
@@ -255,7 +257,7 @@ impl StandingHolds {
         self.groups.in_turn.remove(*key);
         let all = pods.iter().map(|state| state.waiting.pod.uid.clone()).collect();
         let pools = rooms.iter().map(|(_, room)| room.pool.clone()).collect();
-        let wait = self.owners.wait(&owner, rules.group_timeout);
+        let wait = self.owners.wait(&owner, GROUP_TIMEOUT);
         let started = Started { pods: all, owner, pools, since: now, wait };
         self.groups.started.insert(GroupKey::clone(key), started);
         for state in *pods {

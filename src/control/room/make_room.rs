@@ -20,7 +20,7 @@ use crate::kube_api::write::outcome::{Cause, PatchOutcome};
 use crate::kube_api::write::target::PodKey;
 use crate::ledger::suggest::preemptors::Ended;
 use crate::ledger::suggest::waiting::WaitingPod;
-use crate::metrics::guard::EvictionResult;
+use crate::metrics::guard::{EvictionReason, EvictionResult};
 use crate::model::reservation::PodRef;
 use crate::mutation::{Mutation, mutated};
 
@@ -303,7 +303,7 @@ async fn try_all(app: &App, cluster: &ClusterTruth, order: &RoomOrder) -> Option
             EvictOutcome::Undecided { cause: Cause::Status { code: 500, message } }
             | EvictOutcome::Blocked { message } => {
                 tracing::info!(pod_uid = %victim.uid, pod = %victim, message, "not evicted: protected by a budget");
-                app.metrics.preempted(EvictionResult::Blocked);
+                app.metrics.evicted(EvictionReason::Preemption, EvictionResult::Blocked);
                 protected.insert(victim.uid.clone());
             }
             EvictOutcome::Refused { code, message } => {
@@ -312,12 +312,12 @@ async fn try_all(app: &App, cluster: &ClusterTruth, order: &RoomOrder) -> Option
                     message,
                     "no pod is evicted for more important ones: apply deploy/evict.yaml, or set `preemption.enabled: false`"
                 );
-                app.metrics.preempted(EvictionResult::Failed);
+                app.metrics.evicted(EvictionReason::Preemption, EvictionResult::Failed);
                 return Some(Ended::Denied);
             }
             EvictOutcome::Undecided { cause } => {
                 tracing::warn!(pod_uid = %victim.uid, pod = %victim, %cause, "not evicted: the dry run has no outcome");
-                app.metrics.preempted(EvictionResult::Failed);
+                app.metrics.evicted(EvictionReason::Preemption, EvictionResult::Failed);
                 return Some(Ended::Failed);
             }
         }
@@ -371,7 +371,7 @@ async fn evict(
             EvictionResult::Failed
         }
     };
-    app.metrics.preempted(result);
+    app.metrics.evicted(EvictionReason::Preemption, result);
     outcome
 }
 

@@ -13,7 +13,8 @@ use std::time::Duration;
 use crate::config::guard::PreemptionConfig;
 use crate::control::room::owners::Owner;
 use crate::control::room::standing::{
-    Evictions, Facts, Held, InVain, Line, RoomOrder, StandingHolds, StandingRules, Step, earlier,
+    Evictions, Facts, GROUP_TIMEOUT, Held, InVain, Line, RoomOrder, StandingHolds, StandingRules,
+    Step, earlier,
 };
 use crate::hardware::device::PodUid;
 use crate::hardware::units::Timestamp;
@@ -84,7 +85,7 @@ impl StandingHolds {
                 let again = (bound.count_of(&group_key(&pod.namespace, group)) > 0).then(|| {
                     ledger.stand_again(Holder::of(&pod, KeptFor::Group), &note.node, |_| true)
                 });
-                let until = Some(now.plus(rules.group_timeout));
+                let until = Some(now.plus(GROUP_TIMEOUT));
                 self.go_on(&pod, again, until, (preemptors, ledger), now, &mut step);
                 continue;
             }

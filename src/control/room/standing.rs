@@ -298,6 +298,9 @@ impl Step {
     }
 }
 
+/// How long the room for a group is kept until all of its pods are bound.
+pub(crate) const GROUP_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// When room is kept, and how much.
 #[derive(Clone, Copy, Debug)]
 pub struct StandingRules {
@@ -307,8 +310,6 @@ pub struct StandingRules {
     pub at_most: Share,
     /// When room is made.
     pub preemption: PreemptionConfig,
-    /// How long the room for a group is kept until all of its pods are bound.
-    pub group_timeout: Duration,
 }
 
 impl StandingHolds {

@@ -94,10 +94,10 @@ fn table(title: &str, rows: &[Row], seeds: usize) -> String {
     };
     let mut lines = Vec::new();
     for of_trace in rows.chunks(seeds) {
-        let any = |row: &Row| Bound { at_100: row.any_at_100, last: row.any_last };
-        let faithful = |row: &Row| Bound { at_100: row.faithful_at_100, last: row.faithful_last };
-        let kinds: [(&str, fn(&Row) -> Bound); 2] = [("any policy", any), ("faithful", faithful)];
-        for (name, of) in kinds {
+        let any: fn(&Row) -> Bound = |row| Bound { at_100: row.any_at_100, last: row.any_last };
+        let faithful: fn(&Row) -> Bound =
+            |row| Bound { at_100: row.faithful_at_100, last: row.faithful_last };
+        for (name, of) in [("any policy", any), ("faithful", faithful)] {
             let at_100 = of_trace.iter().filter_map(|row| of(row).at_100).collect();
             let last = of_trace.iter().map(|row| of(row).last).collect();
             lines.push(vec![of_trace[0].trace.clone(), name.to_owned(), cell(at_100), cell(last)]);

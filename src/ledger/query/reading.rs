@@ -255,11 +255,6 @@ impl Ledger {
         node_table.iter().flat_map(of_node).map(|(_, share)| share).collect()
     }
 
-    /// How many typical requests free room is compared with.
-    pub fn typical_requests(&self) -> usize {
-        self.cluster().mix().typical().len()
-    }
-
     /// The pods with a hold, and the node of each.
     pub fn held_nodes(&self) -> BTreeMap<PodUid, NodeName> {
         let node_of = |held: RefMulti<'_, PodUid, usize>| {

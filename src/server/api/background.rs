@@ -7,9 +7,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
-use crate::api::moves::MoveProposals;
 use crate::control::loops;
-use crate::control::pods::proposals::proposals;
+use crate::control::pods::proposals::to_place;
 use crate::control::pods::reasons::{look_again, next_untold, tell};
 use crate::control::shared::app::{App, Truth};
 use crate::kube_api::write::carry_out;
@@ -51,15 +50,15 @@ async fn proposing(app: &Arc<App>) {
     loop {
         interval.tick().await;
         let worker = Arc::clone(app);
-        let found = tokio::task::spawn_blocking(move || proposals(&worker, &|_| true)).await;
-        let Ok(MoveProposals { to_place, to_empty, .. }) = found else { continue };
+        let found = tokio::task::spawn_blocking(move || to_place(&worker, &|_| true)).await;
+        let Ok(to_place) = found else { continue };
         let mut placeable = [0; MOST_MOVES];
         for proposal in to_place {
             if let Some(pods) = placeable.get_mut(proposal.moves.len() - 1) {
                 *pods += proposal.pods;
             }
         }
-        app.metrics.set_moves(&placeable, to_empty.len());
+        app.metrics.set_moves(&placeable);
     }
 }
 

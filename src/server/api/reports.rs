@@ -1,6 +1,7 @@
 //! `PUT /v1/nodes/{node}/report`: decodes, hands over to the ledger, encodes.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use axum::http::StatusCode;
 
@@ -24,6 +25,10 @@ use crate::report::wire::{
 };
 use crate::scoring::lent_memory::OrderedLimits;
 use crate::usage::node_details::DetailsReport;
+
+/// How long a pod that is no longer alone on its GPU may still use memory up to its limit: six regular lists of
+/// processes, and the time that Kubernetes gives a pod to end.
+const GRACE: Duration = Duration::from_secs(30);
 
 /// Limits how often refused reports are logged.
 static LOGGED: LogLimit = LogLimit::new();
@@ -56,7 +61,7 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
                 let rules = Rules {
                     tolerance: app.config.guard.tolerance,
                     limits: app.driver_limits(),
-                    grace: app.config.guard.grace,
+                    grace: GRACE,
                     max_limit: app.config.max_limit,
                 };
                 let seen = (&report.facts.uses[..], of_this_term(app, report.details));

@@ -8,22 +8,21 @@ use parking_lot::Mutex;
 
 use crate::api::page::Team;
 use crate::api::state::InstanceState;
-use crate::control::shared::app::{App, Truth};
+use crate::control::shared::app::App;
 use crate::hardware::device::{DeviceKind, MigProfile};
 use crate::hardware::units::Share;
 use crate::ledger::query::reading::Lent;
 use crate::ledger::query::reading::Readiness;
-use crate::metrics::demand::{Bearable, Queue, TeamFigures};
+use crate::metrics::demand::{Queue, TeamFigures};
 use crate::metrics::fleet::{Fleet, NodeCounts};
 use crate::metrics::guard::OutsideFigures;
 use crate::metrics::mig::{FailedMigOrders, MigFigures};
 use crate::metrics::moves::LentFigures;
 use crate::model::node_state::NodeReporting;
-use crate::model::request::Amount;
 use crate::scoring::efficiency::Size;
 use crate::server::views::devices::instance;
+use crate::server::views::teams;
 use crate::server::views::viewer::Viewer;
-use crate::server::views::{advice, teams};
 use crate::usage::samples::Outside;
 
 /// One scrape at a time: each sets the gauges of the fleet again.
@@ -47,19 +46,8 @@ pub(crate) fn text(app: &App) -> Vec<u8> {
     for (mode, counts) in app.ledger.isolation(app.driver_limits()) {
         app.metrics.set_tenants(mode.name(), counts);
     }
-    let fleet = Fleet {
-        packing: app.ledger.packing(),
-        kinds: app.ledger.fleet(),
-        nodes,
-        typical_requests: app.ledger.typical_requests(),
-    };
-    let (teams, pools) = advice::waste(app);
-    app.metrics.set_waste(&teams);
+    let fleet = Fleet { packing: app.ledger.packing(), kinds: app.ledger.fleet(), nodes };
     app.metrics.set_teams(&team_figures(app));
-    let bearable = pools.into_iter().map(|(pool, advice)| {
-        (pool, Bearable { by_memory: advice.by_memory, by_load: advice.by_load })
-    });
-    app.metrics.set_bearable(&bearable.collect());
     app.metrics.set_fleet(&fleet, &queue(app));
     app.metrics.text()
 }
@@ -140,10 +128,6 @@ fn service(app: &App, is_leader: bool) -> NodeCounts {
     app.metrics.set_leader(is_leader);
     let holds = (app.ledger.hold_count(), app.ledger.standing_count());
     app.metrics.set_service(is_ready, holds, heard);
-    if let Truth::Cluster(cluster) = &app.truth {
-        let counts = cluster.notices.counts();
-        app.metrics.set_events_lost(counts.dropped + counts.failed);
-    }
     nodes
 }
 
@@ -158,14 +142,6 @@ fn queue(app: &App) -> Queue {
         let reason = state.closest().map(|(rejection, _)| rejection.label());
         let size = Size::of(request);
         *queue.pods.entry((size, reason)).or_default() += 1;
-        let share = match &request.amount {
-            Amount::Fraction(share) | Amount::FractionAndMemory(share, _) => *share,
-            Amount::Whole => Share::WHOLE,
-            Amount::Memory(_) | Amount::MigInstance(_) | Amount::SharedSlot => Share::ZERO,
-        };
-        let share = share.millionths().saturating_mul(request.count.get().into());
-        let sum = queue.share.entry(size).or_default();
-        *sum = sum.saturating_add(share);
         let created = u64::try_from(state.waiting.created_unix_seconds).unwrap_or(0);
         let oldest = queue.oldest.entry(reason).or_insert(created);
         *oldest = created.min(*oldest);
@@ -248,6 +224,7 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::config::file::Config;
+    use crate::control::shared::app::Truth;
     use crate::hardware::units::{MemMib, Timestamp};
     use crate::ledger::fixture::{failed_mig_order, ledger, settings};
     use crate::model::isolation::{DriverLimits, Rules};

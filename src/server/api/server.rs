@@ -15,7 +15,6 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::api::error::{Error, LogLevel};
 use crate::certificates::{ServerProof, Tls};
-use crate::config::file::LogLevelEndpoint;
 use crate::control::bind::binding;
 use crate::control::shared::app::App;
 use crate::control::shared::log_limit::LogLimit;
@@ -54,6 +53,9 @@ const PAGE_IN_FLIGHT: usize = 64 << 20;
 
 /// Connections of the verbs' listener: some for each kube-scheduler and replica.
 const VERB_CONNECTIONS: usize = 1_024;
+
+/// Most connections of the listener for agents: one for each agent. Kubernetes supports 5,000 nodes.
+const AGENT_CONNECTIONS: usize = 8_192;
 
 /// Bytes held for the reports of agents, which take thousands each.
 const REPORTS_IN_FLIGHT: usize = 64 << 20;
@@ -177,7 +179,7 @@ fn guarded(routes: Router<Service>, paths: &'static str, service: Service) -> Ro
 /// take the answers.
 pub async fn serve(service: Service, listener: TcpListener, stop: watch::Receiver<bool>) {
     let config = &service.app.config;
-    let limits = connections::limits(config.max_connections, config.max_in_flight_bytes(), 48);
+    let limits = connections::limits(AGENT_CONNECTIONS, config.max_in_flight_bytes(), 48);
     let serving =
         connections::serve((listener, None), router(service.clone()), limits, stop.clone());
     until_answered(&service, serving, stop).await;
@@ -219,7 +221,7 @@ pub async fn serve_apart(
     // The last number: how many of 64 parts of the files that the process may open. The rest is for
     // connections that it makes itself.
     let verb_limits = connections::limits(VERB_CONNECTIONS, config.max_in_flight_bytes(), 8);
-    let agent_limits = connections::limits(config.max_connections, REPORTS_IN_FLIGHT, 38);
+    let agent_limits = connections::limits(AGENT_CONNECTIONS, REPORTS_IN_FLIGHT, 38);
     let page_limits = connections::limits(PAGE_CONNECTIONS, PAGE_IN_FLIGHT, 8);
     let metric_limits = connections::limits(METRICS_CONNECTIONS, METRICS_IN_FLIGHT, 2);
     let door = Door { app: Arc::clone(&service.app), port: Port::Page };
@@ -470,18 +472,13 @@ pub(crate) async fn take_report(
     request_body = LogLevel, responses(
     (status = 200, description = "The new level.", body = LogLevel),
     (status = 400, description = "The body cannot be read.", body = Error),
-    (status = 403, description = "Only the loopback interface may, if the configuration allows it.", body = Error),
+    (status = 403, description = "Only the loopback interface may.", body = Error),
     (status = 422, description = "The level cannot be read.", body = Error),
 ))]
 pub(crate) async fn log_level(State(service): State<Service>, request: Request) -> Response {
     let from = request.extensions().get::<PeerAddress>().copied();
-    let is_allowed = match service.app.config.log_level_endpoint {
-        LogLevelEndpoint::Off => false,
-        LogLevelEndpoint::Loopback => from.is_some_and(|PeerAddress(from)| from.is_loopback()),
-    };
-    if !is_allowed {
-        let error = "the log level can be changed from the loopback interface only, and only where \
-            `log_level_endpoint` allows it";
+    if !from.is_some_and(|PeerAddress(from)| from.is_loopback()) {
+        let error = "the log level can be changed from the loopback interface only";
         return refusal(StatusCode::FORBIDDEN, error);
     }
     let body = match ReadBody::from_request(request, &()).await {

@@ -17,6 +17,9 @@ use crate::usage::history::{History, Used};
 /// Length of one stretch of history: half of the time after which a pod is idle.
 const EVERY: Duration = Duration::from_secs(300);
 
+/// How far back it reads.
+const LOOK_BACK: Duration = Duration::from_secs(24 * 3_600);
+
 /// Values per query. Each takes about 30 bytes of the answer.
 const VALUES_AT_ONCE: usize = 150_000;
 
@@ -48,7 +51,7 @@ pub(crate) async fn recalling(app: &Arc<App>) {
     while app.readiness() != Readiness::Ready {
         tokio::time::sleep(LOOK_EVERY).await;
     }
-    let stretches = advice.look_back.as_secs() / EVERY.as_secs();
+    let stretches = LOOK_BACK.as_secs() / EVERY.as_secs();
     let count = usize::try_from(stretches).unwrap_or(1).max(1);
     let at = Moments { last: started, every: EVERY.as_secs(), count };
     let store = Prometheus::new(address);

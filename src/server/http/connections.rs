@@ -40,7 +40,7 @@ pub(crate) fn limits(connections: usize, bytes: usize, part: usize) -> Limits {
         tracing::warn!(
             connections,
             possible = most,
-            "the limit of open files allows fewer connections than are configured: raise the hard limit of the container runtime (`ulimit -Hn`)"
+            "the limit of open files allows fewer connections than this port takes: raise the hard limit of the container runtime (`ulimit -Hn`)"
         );
     }
     Limits::new(connections.min(most).max(1), bytes)

@@ -1,17 +1,13 @@
 //! `/v1/advise`: which pods hold GPU memory without need, what request would have been enough, and
 //! how finely each pool could be shared.
 
-use std::collections::BTreeMap;
-
 use crate::api::advice::{Advice, AdviseQuery, BurstAdvice, PodAdvice, PoolAdvice, SharingLimit};
 use crate::api::kind::{AdviceKind, ApiVersion};
 use crate::api::state::DeviceAmount;
 use crate::control::shared::app::App;
-use crate::hardware::device::PoolName;
 use crate::hardware::units::{MemMib, Share};
 use crate::ledger::usage::advice;
 use crate::ledger::usage::advice::{Bursts, IDLE_FOR, WATCHED_FOR, by_pool};
-use crate::metrics::demand::Waste;
 use crate::server::views::viewer::Viewer;
 
 /// Pods in the list, those that waste most first.
@@ -95,23 +91,4 @@ fn bursting(all: &[advice::Advice], most: usize) -> Vec<BurstAdvice> {
     bursting.sort_by(|a, b| a.pod.cmp(&b.pod));
     bursting.truncate(most);
     bursting
-}
-
-/// The waste by namespace, and advice on each pool.
-pub(crate) fn waste(
-    app: &App,
-) -> (BTreeMap<String, Waste>, BTreeMap<PoolName, advice::PoolAdvice>) {
-    let all = app.ledger.advice(app.clock.now());
-    let mut teams: BTreeMap<String, Waste> = BTreeMap::new();
-    for advice in &all {
-        let waste = teams.entry(advice.pod.namespace().to_owned()).or_default();
-        let add = |sum: &mut Share, more: Share| *sum = sum.checked_add(more).unwrap_or(*sum);
-        if advice.is_idle() {
-            add(&mut waste.idle, advice.share);
-        }
-        add(&mut waste.share, advice.reclaimable_share());
-        let memory = waste.memory.checked_add(advice.reclaimable());
-        waste.memory = memory.unwrap_or(waste.memory);
-    }
-    (teams, by_pool(&all))
 }

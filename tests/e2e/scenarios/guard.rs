@@ -50,7 +50,7 @@ fn is_there(stage: &Stage, pod: &str) -> bool {
 }
 
 async fn evictions(stage: &Stage, outcome: &str) -> f64 {
-    let label = format!("outcome=\"{outcome}\"");
+    let label = format!("outcome=\"{outcome}\",reason=\"over_limit\"");
     stage.extender.metric("gpupack_evictions_total", &label).await
 }
 

@@ -318,8 +318,8 @@ async fn bound_in(stage: &Stage, plans: &[PodPlan]) -> Duration {
 }
 
 async fn preempted(stage: &Stage, outcome: &str) -> f64 {
-    let label = format!("outcome=\"{outcome}\"");
-    stage.extender.metric("gpupack_preemptions_total", &label).await
+    let label = format!("outcome=\"{outcome}\",reason=\"preemption\"");
+    stage.extender.metric("gpupack_evictions_total", &label).await
 }
 
 fn setup(prefix: &str, plan: SchedulerPlan, settings: Value) -> Setup {

@@ -261,8 +261,7 @@ const NODES: usize = 10;
 
 #[test]
 fn pods_that_wait_are_tried_again_after_the_leader_is_killed() {
-    let waiting = std::env::var("GPUPACK_WAITING").ok().and_then(|it| it.parse().ok());
-    let waiting: usize = waiting.unwrap_or(WAITING);
+    let waiting = clock::number("GPUPACK_WAITING", WAITING);
     scenario_within("replicas-waiting", Duration::from_secs(500), |bed| async move {
         let fleet = Fleet::new().with("replicas-waiting", NODES, (4, A100));
         bed.cluster.add_nodes(&fleet).await;

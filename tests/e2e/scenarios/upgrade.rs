@@ -121,6 +121,20 @@ fn with_and_without_gone() -> [Value; 2] {
     ]
 }
 
+/// Pods that the version before has placed: one with all limits that are gone, and one on a GPU that was shared by
+/// turns.
+fn tenants_of_gone(limited: &str, shared: &str) -> [PodPlan; 2] {
+    let tenant = |name: &str, device: &str, node: &str| {
+        PodPlan::fraction(name, "0.25").placed_on(device, 20_330, 250_000).bound_by_others(node)
+    };
+    let limits = tenant("limits", limited, "gone-01")
+        .annotated("placed.gpupack.dev/mps-memory-limit", "0=20330M")
+        .annotated("placed.gpupack.dev/mps-thread-percentage", "25")
+        .annotated("placed.gpupack.dev/driver-memory-limit", "20330")
+        .annotated("placed.gpupack.dev/driver-memory-soft-limit", "4096");
+    [limits, tenant("turn", shared, "gone-02")]
+}
+
 /// A move home that nothing ends here, a percentage of threads, a soft limit, and a GPU that was shared by turns.
 #[test]
 fn pods_in_the_middle_of_what_is_gone_stay_where_they_are() {
@@ -145,17 +159,7 @@ fn pods_in_the_middle_of_what_is_gone_stay_where_they_are() {
                 pods.create(&parameters, &pod).await.expect("a pod");
                 stage.watching.until_bound(bound, LIMIT).await;
             }
-            let tenant = |name: &str, device: &str, node: &str| {
-                PodPlan::fraction(name, "0.25")
-                    .placed_on(device, 20_330, 250_000)
-                    .bound_by_others(node)
-            };
-            let limits = tenant("limits", &limited, "gone-01")
-                .annotated("placed.gpupack.dev/mps-memory-limit", "0=20330M")
-                .annotated("placed.gpupack.dev/mps-thread-percentage", "25")
-                .annotated("placed.gpupack.dev/driver-memory-limit", "20330")
-                .annotated("placed.gpupack.dev/driver-memory-soft-limit", "4096");
-            stage.cluster.add_pods(&[limits, tenant("turn", &shared, "gone-02")]).await;
+            stage.cluster.add_pods(&tenants_of_gone(&limited, &shared)).await;
             // The guest is called home, and no kubelet restarts it.
             stage.cluster.add_pods(&[PodPlan::fraction("train", "1").only_on("gone-00")]).await;
             let started = clock::now();

@@ -589,7 +589,7 @@ fn a_pod_that_the_version_before_let_start_elsewhere_is_not_evicted_before_the_w
             pod["metadata"]["annotations"][key] = value.into();
         }
         let tolerance = MemMib::ZERO;
-        let guard = GuardConfig { evict: true, tolerance, ..Config::default().guard };
+        let guard = GuardConfig { evict: true, tolerance };
         let config = Config { guard, ..Config::default() };
         let mut bed = Bed::with(pod, Borrow::Compute, config);
         if was_moved {

@@ -83,8 +83,7 @@ fn pod_named(name: &str, priority: i32) -> Value {
 fn step(holds: &mut StandingHolds, bed: &Bed) -> BTreeSet<PodUid> {
     let (app, at_most) = (&bed.app, Share::WHOLE);
     let preemption = PreemptionConfig { enabled: false, ..PreemptionConfig::default() };
-    let (after, group_timeout) = (Duration::from_secs(1), Duration::from_secs(60));
-    let rules = StandingRules { after, at_most, preemption, group_timeout };
+    let rules = StandingRules { after: Duration::from_secs(1), at_most, preemption };
     let facts = (&app.waiting, &app.preemptors, &*app.ledger, &app.bound_groups);
     holds.step(facts, rules, (app.clock.now(), 1_000_000));
     kept(bed)

@@ -44,6 +44,7 @@ struct Bed {
     on_fence: (u16, Value),
     /// How often a note of room was to be taken away.
     taken_away: usize,
+    fences: usize,
     /// Whether pods are listed between the fence and its answer.
     is_listed_meanwhile: bool,
     /// Whether the watch shows between the fence and its answer that the pod is gone.
@@ -97,6 +98,7 @@ impl Bed {
             lease,
             on_fence,
             taken_away: 0,
+            fences: 0,
             is_listed_meanwhile: false,
             is_gone_meanwhile: false,
         };
@@ -174,6 +176,7 @@ impl Bed {
             }
             "GET" if path.contains("/leases/") => (200, self.lease.clone()),
             "PATCH" if path.ends_with("/pods/infer") => {
+                self.fences += 1;
                 if self.is_listed_meanwhile {
                     self.list();
                 }
@@ -198,13 +201,6 @@ impl Bed {
             node.devices().iter().any(|device| device.free().memory > MemMib::ZERO)
         };
         NODES.iter().filter(is_free).copied().collect()
-    }
-
-    /// How many pods were fenced, by the metric.
-    fn fences(&self) -> u64 {
-        let text = String::from_utf8(self.app.metrics.text()).unwrap();
-        let line = text.lines().find_map(|line| line.strip_prefix("gpupack_start_fences_total "));
-        line.unwrap().parse().unwrap()
     }
 
     /// The leader does not renew the Lease any more. Which nodes have something free when this
@@ -294,9 +290,9 @@ fn a_node_where_a_pod_may_have_run_unseen_takes_pods_after_its_next_report() {
         let what = format!("{on_fence:?} {named:?}");
         let mut bed = Bed::new(true, on_fence);
         bed.told(named);
-        assert_eq!(bed.fences(), 0, "{what}");
+        assert_eq!(bed.fences, 0, "{what}");
         assert_eq!(bed.takes_over(), free, "{what}");
-        assert_eq!(bed.fences(), 1, "{what}");
+        assert_eq!(bed.fences, 1, "{what}");
         NODES.iter().for_each(|name| bed.report(name));
         assert_eq!(bed.free(), NODES, "{what}");
     }

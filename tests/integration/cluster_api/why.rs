@@ -116,7 +116,6 @@ impl Bed {
             after: Duration::from_secs(u64::from(!enabled)),
             at_most: Share::WHOLE,
             preemption,
-            group_timeout: Duration::from_secs(60),
         };
         let facts = (&app.waiting, &app.preemptors, &*app.ledger, &app.bound_groups);
         let step = holds.step(facts, rules, (app.clock.now(), 1_000_000));

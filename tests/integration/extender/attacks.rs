@@ -53,7 +53,7 @@ impl Attacked {
         let nodes = variable("GPUPACK_ATTACK_NODES").map_or(50, |nodes| nodes.parse().unwrap());
         let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let process = Command::new(other.as_deref().unwrap_or(env!("CARGO_BIN_EXE_gpupack")))
-            .args(["demo", "--arrival-rate", "0", "--fill", "0.5", "--report-rate", "200"])
+            .args(["demo", "--arrival-rate", "0", "--fill", "0.5"])
             .args(["--nodes", &nodes.to_string(), "--listen", &free.to_string()])
             .stdout(Stdio::null())
             .spawn()

@@ -1,7 +1,5 @@
 //! Two replicas on the loopback: what one does that does not lead. Who leads is set by the test.
 
-#![expect(clippy::unwrap_used, reason = "a failed unwrap in a test is the finding")]
-
 use std::time::Duration;
 
 use axum::body::Bytes;

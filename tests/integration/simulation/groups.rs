@@ -7,10 +7,10 @@ use rand::Rng;
 use super::World;
 use super::api::{Pod, Template};
 
-/// A group starts when its pods are there, and they are bound within `group_timeout_seconds` and a tick from then.
+/// A group starts when its pods are there, and they are bound within 60 s and a tick from then.
 const LATELY: u64 = 62_000;
 
-/// Once a pod of a group is bound, the others follow within `group_timeout_seconds` and a tick, whatever
+/// Once a pod of a group is bound, the others follow within 60 s and a tick, whatever
 /// becomes of it.
 const FOLLOW_WITHIN: u64 = 62_000;
 

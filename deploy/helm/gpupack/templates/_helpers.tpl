@@ -115,7 +115,7 @@ tls:
   certificate_file: /etc/gpupack/tls/tls.crt
   key_file: /etc/gpupack/tls/tls.key
   ca_file: /etc/gpupack/tls/ca.crt
-agents: {namespace: {{ .Values.agents.namespace.name }}, service_account: gpupack-agent, audience: gpupack}
+agents: {namespace: {{ .Values.agents.namespace.name }}}
 {{- else }}
 # Clients prove nothing: only network policies protect these ports.
 plain_text: true
@@ -125,7 +125,7 @@ plain_text: true
 # `kubectl port-forward`. The command line needs neither.
 allowed_hosts: {{ include "gpupack.allowedHosts" . }}
 # Which of the replicas leads: the one that holds this Lease.
-lease: {{ mergeOverwrite (deepCopy (.Values.config.lease | default dict)) (dict "namespace" .Release.Namespace "name" "gpupack") | toJson }}
+lease: {{ mergeOverwrite (deepCopy (.Values.config.lease | default dict)) (dict "namespace" .Release.Namespace) | toJson }}
 # The profiles whose pods are gpupack's.
 scheduler_names: {{ include "gpupack.schedulerNames" . }}
 # binpack, spread or fragmentation.

@@ -13,6 +13,7 @@ pub mod mutation;
 
 /// The JSON bodies of `/v1`, each declared once, for the server, its clients and the tests. Plain
 /// types; `docs/openapi.json` is generated from them.
+#[deny(missing_docs)] // others read it
 pub mod api {
     pub mod kind;
     pub mod error;
@@ -29,6 +30,7 @@ pub mod api {
 }
 
 /// Hardware of a node: GPUs, MIG instances, device classes, topology. Pure values.
+#[deny(missing_docs)] // others read it
 pub mod hardware {
     pub mod units;
     pub mod device;
@@ -43,6 +45,7 @@ pub mod hardware {
 }
 
 /// Requests, fit, reservations, and the state of a node. Pure values: no clock, no lock, no I/O.
+#[deny(missing_docs)] // others read it
 pub mod model {
     pub mod rejection;
     pub mod policy;
@@ -59,6 +62,7 @@ pub mod model {
 }
 
 /// The request mix, and how much of a node's free room it can probably not use.
+#[deny(missing_docs)] // others read it
 pub mod waste {
     pub(crate) mod numbers;
     pub mod supply;
@@ -84,6 +88,7 @@ pub mod waste {
 }
 
 /// Which placement is best, of those that fit.
+#[deny(missing_docs)] // others read it
 pub mod scoring {
     pub mod lent_memory;
     pub mod guests;
@@ -101,6 +106,7 @@ pub mod scoring {
 }
 
 /// What pods were seen to use, and their isolation. Pure values.
+#[deny(missing_docs)] // others read it
 pub mod usage {
     pub mod isolation;
     pub mod samples;
@@ -110,6 +116,7 @@ pub mod usage {
 }
 
 /// The state of all nodes in memory: facts and commands in, events and copies out.
+#[deny(missing_docs)] // others read it
 pub mod ledger {
     #[cfg(test)]
     pub(crate) mod fixture;
@@ -222,6 +229,7 @@ pub mod metrics {
 }
 
 /// Reports of the agents, checked, and the replies.
+#[deny(missing_docs)] // others read it
 pub mod report {
     pub mod wire;
     pub mod bounds;

@@ -150,7 +150,6 @@ pub struct Config {
     pub lease: LeaseConfig,
     /// Evictions for more important pods.
     pub preemption: PreemptionConfig,
-    /// The memory guard.
     pub guard: GuardConfig,
     /// Where to read what pods used before the start.
     pub advice: AdviceConfig,

@@ -10,7 +10,6 @@ pub struct Gone {
     pub name: &'static str,
     /// The value that is gone; `None`: the whole key.
     pub value: Option<&'static str>,
-    /// What to do.
     pub advice: &'static str,
 }
 

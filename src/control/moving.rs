@@ -12,7 +12,6 @@ use crate::mutation::{Mutation, mutated};
 /// The pods that are being restarted.
 #[derive(Default)]
 pub struct Moving {
-    /// Those with a task.
     going_on: DashSet<PodUid>,
     /// Those that cannot be moved.
     stuck: DashSet<PodUid>,

@@ -27,7 +27,6 @@ pub type Data = BTreeMap<String, ByteString>;
 /// The CA of gpupack.
 #[derive(Clone)]
 pub struct Authority {
-    /// It signs.
     pub signer: CheckedCa,
     /// Others that clients trust until they end: a version before had the next CA and earlier ones in the bundle.
     others: Vec<CertificateDer<'static>>,

@@ -35,10 +35,8 @@ pub enum CertificateFault {
     /// It may not sign certificates.
     #[error("`{0}` is no certificate of a CA")]
     NoCa(&'static str),
-    /// It has ended.
     #[error("the certificate `{0}` has ended, or is not valid yet")]
     Time(&'static str),
-    /// A name is missing.
     #[error("the certificate has not the name `{0}`")]
     Name(String),
 }
@@ -46,11 +44,8 @@ pub enum CertificateFault {
 /// A CA with its key.
 #[derive(Clone)]
 pub struct CheckedCa {
-    /// As it was read.
     pub pair: Pair,
-    /// The certificate.
     pub der: CertificateDer<'static>,
-    /// When it is valid.
     pub validity: Validity,
 }
 
@@ -136,9 +131,7 @@ pub fn is_ca(der: &CertificateDer<'_>) -> bool {
 
 /// A certificate of a server or client that can be used now.
 pub struct Checked {
-    /// Certificate and key.
     pub pair: Pair,
-    /// When it is valid.
     pub validity: Validity,
     /// Whether this CA has signed it.
     pub is_by_signer: bool,
@@ -149,11 +142,9 @@ pub struct Checked {
 pub struct Expected<'a> {
     /// The names that it must have.
     pub names: &'a [String],
-    /// What its owner is.
     pub usage: Usage,
     /// The CA that signs now.
     pub ca: &'a CheckedCa,
-    /// The time.
     pub now: UnixTime,
 }
 

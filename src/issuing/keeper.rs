@@ -49,28 +49,13 @@ pub enum KeepError {
     #[error(
         "there is no Secret `{namespace}/{name}`: create it empty, see docs/operations.md#certificates"
     )]
-    Missing {
-        /// Its namespace.
-        namespace: String,
-        /// Its name.
-        name: &'static str,
-    },
+    Missing { namespace: String, name: &'static str },
     /// An object cannot be read.
     #[error("cannot read `{name}`: {cause}")]
-    Unread {
-        /// Its name.
-        name: &'static str,
-        /// Why.
-        cause: Cause,
-    },
+    Unread { name: &'static str, cause: Cause },
     /// An object cannot be written.
     #[error("cannot write `{name}`: {cause}")]
-    Unwritten {
-        /// Its name.
-        name: &'static str,
-        /// Why.
-        cause: Cause,
-    },
+    Unwritten { name: &'static str, cause: Cause },
     /// Other clients change what was read, each time before it is written.
     #[error("other clients change the same objects all the time")]
     Contended,
@@ -99,7 +84,6 @@ pub enum KeepError {
     /// A file of `tls` cannot be read.
     #[error("cannot read `{}`: {fault}", path.display())]
     Read {
-        /// The file.
         path: PathBuf,
         /// The error of the operating system.
         fault: io::Error,
@@ -126,7 +110,6 @@ pub enum Role {
 pub struct Report {
     /// When the CA that signs ends.
     pub ca_ends: Option<UnixTime>,
-    /// When each certificate ends.
     pub ends: BTreeMap<Owner, UnixTime>,
 }
 

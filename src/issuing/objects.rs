@@ -46,13 +46,9 @@ pub fn usage_of(owner: Owner) -> Usage {
 /// The objects. One that is `None` is not there, or may not be read.
 #[derive(Clone, Default)]
 pub struct Objects {
-    /// The Secrets with certificates.
     pub certificates: BTreeMap<Owner, Secret>,
-    /// For agents.
     pub agents: Option<ConfigMap>,
-    /// For the API server.
     pub webhooks: Option<MutatingWebhookConfiguration>,
-    /// For the API server.
     pub api_service: Option<APIService>,
     /// The Secret of the CA. It is read last: see [`crate::rotation::plan`].
     pub ca: Secret,
@@ -65,7 +61,6 @@ pub type Names = BTreeMap<Owner, Vec<String>>;
 
 /// What objects mean.
 pub struct Meaning {
-    /// For the plan.
     pub seen: Seen,
     /// The certificate of the extender, if it can be used.
     pub own: Option<Pair>,

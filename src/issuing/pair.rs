@@ -12,7 +12,6 @@ use crate::rotation::plan::{UnixTime, Validity};
 /// A certificate and its private key, both in PEM.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Pair {
-    /// The certificate.
     pub certificate: String,
     /// Its key in PKCS #8.
     pub key: String,
@@ -21,11 +20,8 @@ pub struct Pair {
 /// What the owner of a certificate is on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Usage {
-    /// A server.
     Server,
-    /// A client.
     Client,
-    /// Both.
     Both,
 }
 
@@ -46,9 +42,7 @@ impl Usage {
 pub struct Wanted<'a> {
     /// Its DNS names and addresses, the first one also as common name.
     pub names: &'a [String],
-    /// What for.
     pub usage: Usage,
-    /// When.
     pub validity: Validity,
 }
 

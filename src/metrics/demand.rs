@@ -35,11 +35,9 @@ pub struct Queue {
 /// What an account held and used since the last call: millionths of a GPU, and MiB, times milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AccountUse {
-    /// Allocated share.
     pub share_allocated: u128,
     /// Share in which kernels ran, as far as known.
     pub share_used: u128,
-    /// Allocated memory.
     pub memory_allocated: u128,
     /// Memory in use, as far as known.
     pub memory_used: u128,
@@ -48,17 +46,14 @@ pub struct AccountUse {
 /// What a team may have and has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TeamFigures {
-    /// Its name.
     pub name: String,
     /// What is guaranteed to it.
     pub guaranteed: Share,
     /// Most that it may have.
     pub at_most: Option<Share>,
-    /// What it has.
     pub used: Share,
     /// What its over-quota pods have.
     pub over_quota: Share,
-    /// Its waiting pods.
     pub waiting: u64,
 }
 

@@ -50,7 +50,6 @@ impl Outcome {
 /// What happened to a placement that another client edited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EditResult {
-    /// The edit was seen.
     Seen,
     /// The placement in the ledger was written back.
     Restored,
@@ -97,11 +96,8 @@ impl BindResult {
 /// What became of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReportResult {
-    /// Accepted.
     Accepted,
-    /// Repeated or late.
     Ignored,
-    /// Refused.
     Refused,
     /// Of a client that has not proven to be the agent of the node.
     Unproven,
@@ -137,7 +133,6 @@ pub enum RequeueResult {
     NodeLeftOut,
     /// kube-scheduler did not call about the pod in time.
     Unanswered,
-    /// The pod is gone.
     Gone,
     /// The API server did not accept the write.
     Failed,
@@ -170,13 +165,9 @@ impl RequeueResult {
 /// Whose certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CertificateLabel {
-    /// The CA that signs.
     Ca,
-    /// The extender.
     Extender,
-    /// kube-scheduler.
     Scheduler,
-    /// The webhook.
     Webhook,
 }
 

@@ -54,7 +54,6 @@ pub struct MigFigures {
 pub struct FailedMigOrders {
     /// Those to make an instance.
     pub to_make: u64,
-    /// Those to remove one.
     pub to_remove: u64,
 }
 

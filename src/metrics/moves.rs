@@ -55,7 +55,6 @@ impl MoveResult {
 pub struct LentFigures {
     /// Pods that run on another GPU than their own.
     pub guests: usize,
-    /// What these request there.
     pub share: Share,
     /// Memory that pods use above their requests.
     pub memory: MemMib,

@@ -30,7 +30,6 @@ const LATENCY_BUCKETS: [f64; 16] = [
 
 /// All families of the extender.
 pub struct Metrics {
-    /// Of this process.
     registry: Registry,
     /// Of the cluster: only the replica that leads shows them, so that nothing counts twice.
     of_cluster: Registry,

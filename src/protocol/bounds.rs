@@ -42,19 +42,13 @@ pub enum ProtocolError {
     TooLong {
         /// The field, in kube-scheduler's spelling.
         field: &'static str,
-        /// Its length.
         bytes: usize,
         /// The longest that is allowed.
         most: usize,
     },
     /// More nodes than the cluster can have.
     #[error("the body names `{count}` nodes, at most `{most}` are allowed")]
-    TooManyNodes {
-        /// How many.
-        count: usize,
-        /// How many are allowed.
-        most: usize,
-    },
+    TooManyNodes { count: usize, most: usize },
     /// A pod that cannot be read.
     #[error(transparent)]
     Pod(#[from] PodFault),

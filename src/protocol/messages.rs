@@ -60,9 +60,7 @@ impl NodesArg<'_> {
 /// The body of *filter* and *prioritize*.
 #[derive(Debug)]
 pub struct ExtenderArgs<'a> {
-    /// The pod.
     pub pod: SeenPod,
-    /// The nodes to check.
     pub nodes: NodesArg<'a>,
 }
 
@@ -111,11 +109,8 @@ impl<'a> ExtenderArgs<'a> {
 /// The body of *bind*.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExtenderBindingArgs {
-    /// Name of the pod.
     pub pod_name: String,
-    /// Namespace of the pod.
     pub pod_namespace: String,
-    /// UID of the pod.
     pub pod_uid: String,
     /// The node that kube-scheduler chose.
     pub node: String,
@@ -169,7 +164,6 @@ pub enum Passed<'a> {
     /// No list at all, which kube-scheduler reads as "no node".
     #[default]
     Nothing,
-    /// Names.
     Names(Vec<&'a str>),
     /// Node objects as they came.
     Objects(Vec<&'a RawValue>),
@@ -237,7 +231,6 @@ struct NodeListOut<'a> {
 /// One entry of the answer to *prioritize*.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostPriority<'a> {
-    /// Name of the node.
     pub host: &'a str,
     /// Its score; kube-scheduler adds `score × weight × 10` to its own, unclamped.
     pub score: i64,

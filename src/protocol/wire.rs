@@ -218,7 +218,6 @@ fn node_object(raw: &RawValue) -> Result<NodeObject<'_>, ProtocolError> {
 pub struct NodeObject<'a> {
     /// The text of the object.
     pub raw: &'a RawValue,
-    /// Its name.
     pub name: String,
     /// Its labels; few of them are ever read.
     pub labels: TextMap<'a>,

@@ -43,9 +43,7 @@ const DIFFERENCES: [(u64, &str); 5] = [
 /// A clock that is too far from that of the API server to decide by it what has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WrongClock {
-    /// How far.
     pub by: &'static str,
-    /// To which side.
     pub side: &'static str,
 }
 
@@ -80,9 +78,7 @@ impl Validity {
 pub enum Owner {
     /// All replicas of the extender.
     Extender,
-    /// kube-scheduler.
     Scheduler,
-    /// The admission webhook.
     Webhook,
 }
 
@@ -114,7 +110,6 @@ pub enum SeenCertificate {
     NoSecret,
     /// The Secret has no certificate that can be used.
     Unusable,
-    /// It has one.
     Made {
         /// Until when it is valid.
         ends: UnixTime,
@@ -132,7 +127,6 @@ pub enum SeenBundle {
     Absent,
     /// Another bundle, or none.
     Outdated,
-    /// The present one.
     Current,
 }
 
@@ -150,13 +144,11 @@ pub struct Seen {
 /// One write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Make a CA.
     MakeCa,
     /// Sign a certificate that ends at this time, and write the bundle beside it.
     Sign(Owner, UnixTime),
     /// Write the bundle beside a certificate.
     AddBundle(Owner),
-    /// Write the bundle.
     Publish(Place),
 }
 

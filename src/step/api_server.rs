@@ -49,7 +49,6 @@ struct Seen {
 /// The beginning of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// HTTP status.
     pub status: u16,
     /// When the server answered by its own clock, if it says so: seconds since 1970.
     pub date: Option<u64>,

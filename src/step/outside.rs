@@ -35,9 +35,7 @@ pub enum Action {
     /// Send a request once, and return its answer as [`Event::Answered`]. It is for the API server,
     /// or for another replica if its address has a host.
     Call {
-        /// For the answer.
         id: CallId,
-        /// The request.
         request: Box<hyper::Request<Vec<u8>>>,
         /// For the whole answer. After that the answer is [`Lost::Timeout`].
         within: Duration,
@@ -50,12 +48,7 @@ pub enum Action {
 #[derive(Debug)]
 pub enum Event {
     /// A call is answered, or never will be.
-    Answered {
-        /// The call.
-        id: CallId,
-        /// The answer.
-        answer: Result<Answer, Lost>,
-    },
+    Answered { id: CallId, answer: Result<Answer, Lost> },
     /// Time passed, work is done, or another thread changed what tasks look at.
     Changed,
 }
@@ -74,9 +67,7 @@ pub struct Answer {
 /// Why there is no answer. The request may have arrived, or still arrive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lost {
-    /// No answer in time.
     Timeout,
-    /// The connection failed.
     Transport {
         /// The error of the client.
         fault: String,
@@ -105,7 +96,6 @@ struct Queue {
     tasks: Vec<Task>,
     calls: BTreeMap<CallId, oneshot::Sender<Result<Answer, Lost>>>,
     timers: BTreeMap<(Timestamp, u64), oneshot::Sender<()>>,
-    /// Numbers calls and timers.
     count: u64,
 }
 

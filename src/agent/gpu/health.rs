@@ -20,11 +20,8 @@ const RECOVERY_XID: u64 = 154;
 /// The recovery action that the driver requests: field 230, `nvmlDeviceGpuRecoveryAction_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecoveryAction {
-    /// Nothing.
     Nothing,
-    /// Reset the GPU.
     Reset,
-    /// Reboot the node.
     Reboot,
     /// End its traffic to other GPUs.
     DrainPeers,
@@ -63,9 +60,7 @@ impl RecoveryAction {
 /// An event of the driver about a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// An Xid.
     Xid {
-        /// Its number.
         number: u64,
         /// The GPU instance that it affects; `None`: the whole GPU.
         instance: Option<u32>,
@@ -92,9 +87,7 @@ impl Event {
 /// Xids of one GPU since the start of the agent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct XidCounts {
-    /// Faults of applications.
     pub application: u64,
-    /// All others.
     pub device: u64,
 }
 
@@ -111,7 +104,6 @@ pub struct GpuHealth {
     tells_wish: bool,
     /// Number of the newest Xid of any kind.
     last_xid: Option<u64>,
-    /// Xids so far.
     counts: XidCounts,
 }
 

@@ -171,9 +171,7 @@ pub trait LimitDriver {
 /// What became of a limit, or of an order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SetLimit {
-    /// It is in force.
     Done,
-    /// Not yet.
     Failed,
     /// This agent can never set limits on this GPU: the driver does not let it, or it does not see containers.
     Refused,

@@ -103,7 +103,6 @@ pub enum ProbeError {
          name the library with `--nvml-library`"
     )]
     LibraryMissing {
-        /// The library.
         library: PathBuf,
         /// The error of the loader.
         cause: String,
@@ -125,14 +124,9 @@ pub enum ProbeError {
         "NVIDIA's library lacks a function that is needed ({cause}): version R510 of the driver or \
          newer is required"
     )]
-    DriverTooOld {
-        /// The missing function.
-        cause: String,
-    },
-    /// Anything else.
+    DriverTooOld { cause: String },
     #[error("NVIDIA's library refuses to {what}: {cause}")]
     Driver {
-        /// The operation that failed.
         what: &'static str,
         /// The error of the library.
         cause: String,
@@ -148,8 +142,5 @@ pub enum ProbeError {
     },
     /// The probe failed because of a bug in gpupack.
     #[error("the probe was interrupted: {cause}")]
-    Interrupted {
-        /// The known details.
-        cause: String,
-    },
+    Interrupted { cause: String },
 }

@@ -12,13 +12,11 @@ use crate::report::wire::{MakeInstance, MigFailure, MigOrders, MigProfileReport}
 /// A GPU and its MIG instances, as NVML shows them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GpuLayout {
-    /// Its UUID.
     pub uuid: String,
     /// Whether it is in MIG mode.
     pub is_in_mig_mode: bool,
     /// What can be made on it.
     pub profiles: Vec<NumberedProfile>,
-    /// Its GPU instances.
     pub instances: Vec<GpuInstance>,
 }
 
@@ -36,7 +34,6 @@ pub struct NumberedProfile {
 /// The GPUs of a node at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Layouts {
-    /// Those that answered.
     pub gpus: Vec<GpuLayout>,
     /// UUIDs of the others, each with its error.
     pub unread: BTreeMap<String, String>,
@@ -47,7 +44,6 @@ pub struct Layouts {
 pub struct GpuInstance {
     /// The driver's number for it.
     pub id: u32,
-    /// Number of its profile.
     pub profile: u32,
     /// The units that it covers.
     pub slot: Units,
@@ -77,9 +73,7 @@ impl Units {
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Unfinished {
-    /// UUID of the GPU.
     pub gpu: String,
-    /// Number of the profile.
     pub profile: u32,
     /// The units that it covers.
     pub slot: Units,
@@ -99,9 +93,7 @@ impl Unfinished {
 pub struct Step {
     /// The order that it carries out, as it is reported if it fails.
     pub order: Order,
-    /// What to do.
     pub work: Work,
-    /// The instance.
     pub begun: Unfinished,
 }
 
@@ -119,7 +111,6 @@ pub enum Work {
 /// An order, for its failures and its pauses.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Order {
-    /// The instance.
     pub place: MakeInstance,
     /// What is to become of it.
     pub wish: Wish,
@@ -158,7 +149,6 @@ impl Order {
 /// What is in the way of an order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Obstacle {
-    /// It in one sentence.
     pub error: String,
     /// The units of a GPU instance that no inventory lists: it has no compute instance.
     pub hidden: Option<Units>,

@@ -28,7 +28,6 @@ const DAEMON: [&str; 2] = ["-f", "-multiuser-server"];
 /// The control program for the daemon with these pipes.
 #[derive(Clone, Debug)]
 pub(crate) struct Control {
-    /// The program.
     pub(crate) program: PathBuf,
     /// Folder of the daemon's pipes.
     pub(crate) pipes: PathBuf,

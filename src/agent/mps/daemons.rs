@@ -55,7 +55,6 @@ const SHARED_MEMORY_MODE: u32 = 0o1777;
 pub enum Duty {
     /// Another one: the agent only checks them.
     Rely,
-    /// The agent.
     Manage,
 }
 
@@ -64,7 +63,6 @@ pub enum Duty {
 pub struct MpsSettings {
     /// Folder with a folder `<UUID>/pipe` for each GPU, as in the configuration of the webhook.
     pub folder: PathBuf,
-    /// NVIDIA's control program.
     pub program: PathBuf,
     /// The process that starts them.
     pub duty: Duty,

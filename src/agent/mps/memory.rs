@@ -115,7 +115,6 @@ struct Broom {
     used: BTreeSet<u64>,
     /// Entries of the folder to remove.
     moved: Vec<CString>,
-    /// Steps that are left.
     left: usize,
 }
 

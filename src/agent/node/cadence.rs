@@ -33,7 +33,6 @@ pub(crate) const MEMORY_STEP_MIB: u64 = 64;
 /// Decides when one node is sampled.
 #[derive(Debug)]
 pub struct Cadence {
-    /// Time between samples.
     period: Duration,
     /// Time of the last lists of processes.
     listed: Option<Timestamp>,

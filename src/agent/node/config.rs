@@ -38,7 +38,6 @@ pub struct AgentConfig {
 
 /// One replica of the extender, shared by all nodes of this process.
 pub(crate) struct Extender {
-    /// The client for it.
     pub(crate) client: ExtenderClient,
     /// When it last answered any node.
     pub(crate) contact: Mutex<Contact>,

@@ -51,11 +51,7 @@ pub enum KubeletError {
     Absent,
     /// The socket exists and cannot be used.
     #[error("{cause}")]
-    Connection {
-        /// The known details.
-        cause: String,
-    },
-    /// Kubelet refused the call.
+    Connection { cause: String },
     #[error("kubelet answers with gRPC status `{status}`")]
     Refused {
         /// The gRPC status; 8 means too many calls.
@@ -141,9 +137,7 @@ impl KubeletDevices {
 /// A probe that reports kubelet's devices as taken.
 #[derive(Debug)]
 pub struct BesideKubelet<P> {
-    /// Reads the devices.
     pub probe: P,
-    /// The devices of kubelet.
     pub kubelet: KubeletDevices,
 }
 

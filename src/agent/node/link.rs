@@ -22,10 +22,8 @@ pub(crate) struct Link {
     pub(crate) extender: Arc<Extender>,
     /// The state of the conversation.
     pub(crate) session: Session,
-    /// The newest sample.
     pub(crate) newest: watch::Receiver<Option<Arc<Sample>>>,
     pub(crate) clock: Clock,
-    /// Time between two samples.
     pub(crate) period: Duration,
     /// When the last report was sent.
     pub(crate) sent: Timestamp,

@@ -36,10 +36,7 @@ pub enum AgentError {
     Address(#[from] AddressError),
     /// A loop ended because of a bug in gpupack; a restart is better than silence.
     #[error("a loop of the agent ended: {cause}")]
-    LoopEnded {
-        /// The known details.
-        cause: String,
-    },
+    LoopEnded { cause: String },
 }
 
 /// Reports the node `name` as `probe` sees it, until `stop` is done.

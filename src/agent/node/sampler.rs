@@ -25,14 +25,12 @@ const HANGS_AFTER: Duration = Duration::from_secs(5);
 /// Samples one node.
 pub(crate) struct Sampler<P> {
     node: Arc<Node>,
-    /// Reads the devices.
     reader: Reader<P>,
     /// When to sample and when to list.
     cadence: Cadence,
     clock: Clock,
     /// The newest sample, for the links.
     samples: watch::Sender<Option<Arc<Sample>>>,
-    /// Metrics of the GPUs.
     metrics: Option<AgentMetrics>,
     /// The last state in the log.
     logged: LoggedState,

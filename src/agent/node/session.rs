@@ -33,7 +33,6 @@ const LOST_AFTER: Duration = Duration::from_secs(2);
 /// The answer to a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It was read.
     Reply(Reply),
     /// It belongs to an older session.
     SessionExpired,
@@ -44,7 +43,6 @@ pub enum Answer {
     },
     /// No answer, or a request to try later.
     Away {
-        /// The known details.
         error: String,
     },
 }
@@ -52,7 +50,6 @@ pub enum Answer {
 /// The next step after an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Report the next sample.
     NextSample,
     /// Report the same sample again as a hello.
     NewSession,
@@ -88,9 +85,7 @@ pub struct Session {
 /// What a node owns, which a report repeats only after a change.
 #[derive(Debug)]
 struct Owned {
-    /// Its devices.
     inventory: Arc<[DeviceReport]>,
-    /// Its driver.
     driver: Option<DriverReport>,
 }
 
@@ -268,12 +263,7 @@ pub struct Contact {
 /// A change to log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ContactChange {
-    /// It no longer answers.
-    Lost {
-        /// The known details.
-        error: String,
-    },
-    /// It answers again.
+    Lost { error: String },
     Found,
 }
 

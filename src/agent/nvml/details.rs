@@ -27,7 +27,6 @@ type PciAddress = (u32, u32, u32);
 /// The constant facts of a device.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Details {
-    /// Its PCI address.
     pci: Option<PciAddress>,
     /// Active NVLinks by the address at their other end.
     links: BTreeMap<PciAddress, u32>,

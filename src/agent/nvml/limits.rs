@@ -49,7 +49,6 @@ type Set = unsafe extern "C" fn(nvmlDevice_t, *const NewLimits) -> nvmlReturn_t;
 pub(crate) struct MemoryLimits {
     read: Read,
     set: Option<Set>,
-    /// Keeps the symbol loaded.
     _library: Library,
 }
 
@@ -127,7 +126,6 @@ impl LimitDriver for OpenDriver<'_> {
 
 /// The processes of a device.
 pub(crate) struct Listed {
-    /// The processes, each once.
     pub(crate) processes: Vec<ProcessUse>,
     /// Those that are clients of MPS.
     pub(crate) mps_clients: BTreeSet<u32>,
@@ -141,7 +139,6 @@ pub(crate) struct Listed {
 enum Hold {
     /// A number of bytes.
     To(u64),
-    /// Not readable.
     Unknown,
     /// None: the driver knows its control groups, and they have no limit.
     Not,

@@ -60,7 +60,6 @@ type Planner = fn(&MigOrders, &Layouts, &[Unfinished]) -> Plan;
 enum Ended {
     /// All was done that can be done now.
     Done,
-    /// Other orders stand.
     Overtaken,
 }
 

@@ -41,7 +41,6 @@ const REOPEN_AFTER: Duration = Duration::from_secs(30);
 
 /// Reads the GPUs of this node.
 pub struct NvmlProbe {
-    /// The library to load.
     library: PathBuf,
     /// Finds the pod of a process.
     pods: PodsByProcess,
@@ -66,13 +65,11 @@ pub struct NvmlProbe {
 /// The open library, and the state that is valid as long as it is open.
 struct Opened {
     nvml: Nvml,
-    /// When it was opened.
     since: Timestamp,
     /// The set of events; none if it cannot be created.
     events: Option<EventSet>,
     /// UUID of each GPU with registered events, by the identity of its handle.
     registered: BTreeMap<usize, String>,
-    /// Constant facts, by UUID.
     details: BTreeMap<String, Details>,
     driver: Option<DriverReport>,
     /// Reads and sets memory limits; none if the driver has none.

@@ -65,11 +65,9 @@ pub(crate) fn symbol<F: Copy, E: Display>(symbol: &Result<F, E>) -> Result<F, Nv
 /// The lists of processes of a device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ProcessList {
-    /// Compute processes.
     Compute,
     /// Compute processes that are clients of MPS.
     Mps,
-    /// Graphics processes.
     Graphics,
 }
 

@@ -56,7 +56,6 @@ pub(crate) struct ComputeHandle(nvmlComputeInstance_t);
 pub(crate) struct InstanceInfo {
     /// The driver's number for it, unique on its GPU.
     pub(crate) id: u32,
-    /// Number of its profile.
     pub(crate) profile: u32,
     /// The units that it covers.
     pub(crate) slot: Units,

@@ -35,9 +35,7 @@ const INSTANCES_MAX: u32 = 32;
 
 /// A device that answered.
 pub(crate) struct Seen {
-    /// Its inventory.
     pub(crate) report: DeviceReport,
-    /// Its use.
     pub(crate) usage: DeviceUse,
 }
 
@@ -45,14 +43,12 @@ pub(crate) struct Seen {
 pub(crate) struct Failure {
     /// Its UUID, if it answered that.
     pub(crate) uuid: Option<String>,
-    /// Its fault.
     pub(crate) fault: DeviceFault,
 }
 
 /// The result of one walk.
 #[derive(Default)]
 pub(crate) struct Sweep {
-    /// Devices that answered.
     pub(crate) seen: Vec<Seen>,
     /// Devices that did not answer.
     pub(crate) failures: Vec<Failure>,
@@ -65,7 +61,6 @@ pub(crate) struct Sweeper<'a> {
     pub(crate) events: Option<&'a EventSet>,
     /// UUID of each GPU with registered events, by the identity of its handle.
     pub(crate) registered: &'a mut BTreeMap<usize, String>,
-    /// Constant facts, by UUID.
     pub(crate) details: &'a mut BTreeMap<String, Details>,
     /// Health of each GPU, by UUID.
     pub(crate) health: &'a mut BTreeMap<String, GpuHealth>,
@@ -82,7 +77,6 @@ pub(crate) struct Sweeper<'a> {
     /// What can be made on each GPU in MIG mode, by UUID; none if the agent makes nothing.
     pub(crate) mig_profiles: Option<&'a mut BTreeMap<String, Vec<MigProfileReport>>>,
     pub(crate) now: Timestamp,
-    /// Whether to list processes.
     pub(crate) processes: ProcessSampling,
 }
 

@@ -17,7 +17,6 @@ const QUERY_EVERY: Duration = Duration::from_secs(1);
 pub(crate) struct Utilization {
     /// Time of the driver's newest sample, in its own microseconds.
     newest: u64,
-    /// Time of the read.
     asked: Timestamp,
     /// Percent of the time in which kernels of each process ran; none at the first read.
     busy: Option<BTreeMap<u32, u32>>,

@@ -25,7 +25,6 @@ pub struct Fleet {
     /// The same for single pods, by `namespace/name`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub use_percent_of: BTreeMap<String, u32>,
-    /// The nodes.
     pub nodes: Vec<FleetNode>,
 }
 
@@ -33,7 +32,6 @@ pub struct Fleet {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FleetNode {
-    /// Its name.
     pub name: String,
     /// CPU that it offers, in thousandths of a core.
     pub cpu_milli: u64,
@@ -54,9 +52,7 @@ pub struct FleetGpu {
     /// Its UUID; by default made from node and index.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
-    /// Product name.
     pub model: String,
-    /// Memory on the board.
     pub memory_mib: u64,
     /// Memory that the driver reserves.
     #[serde(default)]
@@ -75,7 +71,6 @@ pub struct FleetInstance {
     pub uuid: Option<String>,
     /// Its profile, for instance `3g.40gb`.
     pub profile: String,
-    /// Its memory.
     pub memory_mib: u64,
 }
 
@@ -197,7 +192,6 @@ fn made_uuid(prefix: &str, seed: &str) -> String {
 #[derive(Debug, thiserror::Error)]
 #[error("fleet file `{}`: {fault}", path.display())]
 pub struct FleetError {
-    /// The file.
     pub path: PathBuf,
     /// What is wrong with it.
     pub fault: FleetFault,
@@ -217,30 +211,16 @@ pub enum FleetFault {
         /// The error of the parser.
         cause: serde_json::Error,
     },
-    /// An invalid node name.
     #[error("node name `{name}`: 1 to 253 letters, digits, `-` or `.` are allowed")]
-    NodeName {
-        /// The name.
-        name: String,
-    },
+    NodeName { name: String },
     /// Two nodes with one name.
     #[error("node `{name}` is there twice")]
-    NodeTwice {
-        /// The name.
-        name: String,
-    },
+    NodeTwice { name: String },
     /// More devices than a node can hold.
     #[error("node `{node}` has `{count}` devices, at most {MAX_DEVICES_PER_NODE} are allowed")]
-    TooManyDevices {
-        /// The node.
-        node: String,
-        /// Their number.
-        count: usize,
-    },
-    /// An invalid device.
+    TooManyDevices { node: String, count: usize },
     #[error("node `{node}`: {cause}")]
     Device {
-        /// The node.
         node: String,
         /// What is wrong with it.
         cause: InventoryError,
@@ -251,9 +231,7 @@ pub enum FleetFault {
          is part of the memory, which is at most {MAX_DEVICE_MEMORY}"
     )]
     Memory {
-        /// The node.
         node: String,
-        /// The device.
         id: DeviceId,
         /// Its memory in MiB.
         total: u64,
@@ -265,7 +243,6 @@ pub enum FleetFault {
     UuidTwice {
         /// The node that has the second one.
         node: String,
-        /// The UUID.
         id: DeviceId,
     },
 }

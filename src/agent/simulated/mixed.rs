@@ -77,7 +77,6 @@ struct Model {
     reserved_mib: u64,
     /// Cores of the host per GPU.
     cores: u64,
-    /// Host memory per GPU.
     host_gib: u64,
     /// How many of 100 nodes have it.
     weight: u32,

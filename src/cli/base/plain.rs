@@ -68,11 +68,8 @@ impl LookArgs {
 /// How a state is colored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mood {
-    /// As it should be.
     Good,
-    /// Something to check.
     Odd,
-    /// Something is wrong.
     Bad,
 }
 

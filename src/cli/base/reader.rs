@@ -48,9 +48,7 @@ pub(crate) type Read<T> = Result<T, Unread>;
 pub(crate) struct Target {
     /// API group; empty for the core.
     pub(crate) group: &'static str,
-    /// Version of the group.
     pub(crate) version: &'static str,
-    /// Resource, in the plural.
     pub(crate) resource: &'static str,
     /// Namespace; `None` for all, and for objects that have none.
     pub(crate) namespace: Option<String>,

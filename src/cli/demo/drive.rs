@@ -82,9 +82,7 @@ pub(crate) struct Drive {
     scheduler: Scheduler,
     random: ChaCha8Rng,
     stop: watch::Receiver<bool>,
-    /// Bound pods that run.
     running: Vec<PodUid>,
-    /// When pods end.
     ends: BinaryHeap<Reverse<(Duration, PodUid)>>,
     /// Waiting pods by the time of their next try.
     waiting: BTreeMap<(Duration, u64), Waiting>,

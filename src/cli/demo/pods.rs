@@ -42,7 +42,6 @@ pub(crate) struct DemoPod {
     pub(crate) uid: String,
     pub(crate) namespace: &'static str,
     pub(crate) name: String,
-    /// The Pod object.
     pub(crate) json: String,
 }
 

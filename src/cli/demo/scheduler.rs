@@ -31,7 +31,6 @@ const MAX_ANSWER_BYTES: usize = 64 << 20;
 /// What *filter* and *prioritize* leave of the nodes for a pod.
 #[derive(Debug)]
 pub(crate) enum Choice {
-    /// The best one.
     Node(String),
     /// No node fits; the constant reasons with the number of nodes.
     NoNode(BTreeMap<String, usize>),
@@ -40,9 +39,7 @@ pub(crate) enum Choice {
 /// The outcome of a bind.
 #[derive(Debug)]
 pub(crate) enum Verdict {
-    /// It is bound.
     Bound { node: String },
-    /// It is refused.
     Conflict { error: String },
 }
 

@@ -152,11 +152,8 @@ pub(crate) fn trial(name: &str, share: &str, scheduler: &str) -> Value {
 
 /// What the API server would do with a good pod and with a bad one.
 pub(crate) struct Trials<'a> {
-    /// Where it was tried.
     pub(crate) namespace: &'a str,
-    /// The good one.
     pub(crate) good: &'a Read<Answer>,
-    /// The bad one.
     pub(crate) bad: &'a Read<Answer>,
 }
 
@@ -248,11 +245,9 @@ const ACCOUNT: &str = "system:serviceaccount:gpu-system:gpupack'";
 /// A policy, or its binding.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Policy {
-    /// Where it is.
     pub(crate) target: Target,
     /// The shipped file with it.
     file: &'static str,
-    /// Its spec.
     spec: Value,
 }
 

@@ -46,9 +46,7 @@ const REVIEWS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
 
 /// What to check, and with what.
 pub(crate) struct Plan<'a> {
-    /// The API server.
     pub(crate) reader: &'a Reader,
-    /// The extender.
     pub(crate) server: &'a Server,
     /// Where gpupack is, and where a pod is tried.
     pub(crate) places: Places,
@@ -119,12 +117,10 @@ pub(crate) struct Facts {
     pub(crate) fleet: Fleet,
     /// kube-scheduler's file in a ConfigMap.
     pub(crate) scheduler_file: Read<String>,
-    /// The extender's Service.
     pub(crate) service: Read<Service>,
     pub(crate) runtime_classes: Vec<(String, Read<()>)>,
     /// Pods and texts of events GpuStartFailed.
     pub(crate) events: Read<Vec<(String, String)>>,
-    /// Keys of each quota.
     pub(crate) quotas: Read<Vec<(String, Vec<String>)>>,
     pub(crate) priority_classes: Read<Vec<(String, i32)>>,
     pub(crate) webhooks: Read<Vec<MutatingWebhook>>,
@@ -404,9 +400,7 @@ const POD: &str = "pod ";
 /// A certificate, and where it may be seen.
 struct Sought<'a> {
     check: &'static str,
-    /// Name of the Secret.
     secret: &'a str,
-    /// The file in it.
     file: &'a str,
     /// The part that serves it.
     part: &'static str,

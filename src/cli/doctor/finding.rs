@@ -21,9 +21,7 @@ pub(crate) type Found = Result<Findings, Check>;
 /// `{#node}` how many nodes it lists, and `{..}` their names. Other braces stand for themselves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row {
-    /// Name of the check.
     pub(crate) check: &'static str,
-    /// How it ended.
     pub(crate) state: CheckState,
     /// What is found; or, where it could not be read, what that is.
     pub(crate) found: &'static str,

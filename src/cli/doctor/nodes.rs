@@ -14,9 +14,7 @@ const RESIZES: u32 = 33;
 /// What the ledger of the extender says of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reported {
-    /// Whether its agent reports.
     pub(crate) reporting: NodeReporting,
-    /// Number of its devices.
     pub(crate) devices: usize,
     /// How many of them have a fault.
     pub(crate) unhealthy: usize,
@@ -60,13 +58,9 @@ impl Reports {
 /// What is known of the nodes with GPUs.
 #[derive(Debug)]
 pub(crate) struct Fleet {
-    /// All nodes.
     pub(crate) nodes: Read<Vec<SeenNode>>,
-    /// The agents' DaemonSet.
     pub(crate) daemon_set: Read<Workload>,
-    /// Their pods.
     pub(crate) pods: Read<Vec<OwnPod>>,
-    /// What the extender knows.
     pub(crate) reports: Result<Reports, String>,
     /// Nodes whose GPUs NVIDIA's DRA driver gives out.
     pub(crate) of_dra: Read<BTreeSet<String>>,

@@ -33,15 +33,12 @@ const MIG_OPERAND: &str = "nvidia.com/gpu.deploy.mig-manager";
 /// A Deployment or a DaemonSet.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Workload {
-    /// Its name.
     pub(crate) name: String,
     /// The part of gpupack that it runs.
     pub(crate) component: String,
     /// Replicas that it should have.
     pub(crate) wanted: i32,
-    /// Replicas that are ready.
     pub(crate) ready: i32,
-    /// Its pods.
     pub(crate) pods: PodSpec,
 }
 
@@ -120,11 +117,9 @@ fn image_of(spec: &PodSpec) -> &str {
 /// A pod of gpupack.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OwnPod {
-    /// Its name.
     pub(crate) name: String,
     /// Its node; empty if it has none.
     pub(crate) node: String,
-    /// Whether it is ready.
     pub(crate) is_ready: bool,
     /// The image of its main container.
     pub(crate) image: String,
@@ -151,7 +146,6 @@ impl OwnPod {
 /// A node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SeenNode {
-    /// Its name.
     pub(crate) name: String,
     /// Whether GPU feature discovery found a GPU.
     pub(crate) has_gpus: bool,

@@ -130,7 +130,6 @@ fn version_of(image: &str) -> &str {
 
 /// The images of a part.
 pub(crate) struct Images<'a> {
-    /// The part.
     pub(crate) part: &'static str,
     /// Its images; none if it is not installed or not known.
     pub(crate) images: Vec<&'a str>,

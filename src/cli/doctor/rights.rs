@@ -11,9 +11,7 @@ use crate::config::file::Config;
 /// Namespaces in which gpupack is, and where pods are tried.
 #[derive(Clone, Debug)]
 pub(crate) struct Places {
-    /// Extender, webhook and scheduler.
     pub(crate) system: String,
-    /// The agents.
     pub(crate) agents: String,
     /// Where a pod is tried.
     pub(crate) trial: String,

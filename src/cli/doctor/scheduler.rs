@@ -20,11 +20,9 @@ const WEIGHT: i64 = 5;
 
 /// What the file is compared with.
 pub(crate) struct Expected<'a> {
-    /// The extender's configuration.
     pub(crate) config: &'a Config,
     /// MIG profiles of the nodes, without prefix.
     pub(crate) mig_profiles: &'a BTreeSet<String>,
-    /// The extender's Service.
     pub(crate) service: &'a Read<Service>,
 }
 

@@ -19,7 +19,6 @@ macro_rules! sections {
 }
 
 sections! {
-    /// The file.
     SchedulerFile {
         kind: String,
         percentage_of_nodes_to_score: Option<u32>,
@@ -37,7 +36,6 @@ sections! {
     Plugin { name: String, }
     PluginConfig { name: String, args: Args, }
     Args { ignored_resources: Vec<String>, ignored_resource_groups: Vec<String>, }
-    /// An extender.
     Extender {
         url_prefix: String,
         filter_verb: String,
@@ -45,7 +43,6 @@ sections! {
         bind_verb: String,
         preempt_verb: String,
         weight: i64,
-        /// A Go duration.
         http_timeout: Option<String>,
         /// Whether only names of nodes are sent.
         node_cache_capable: bool,

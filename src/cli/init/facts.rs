@@ -13,7 +13,6 @@ use crate::cli::doctor::objects::SeenNode;
 /// A taint of a node that keeps pods away.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Taint {
-    /// Its key.
     pub(crate) key: String,
     /// `NoSchedule` or `NoExecute`.
     pub(crate) effect: String,
@@ -25,15 +24,11 @@ pub(crate) enum Platform {
     /// Not known.
     #[default]
     Unknown,
-    /// Amazon.
     Eks,
-    /// Google.
     Gke,
-    /// Microsoft.
     Aks,
     /// K3s or RKE2, of SUSE.
     K3s,
-    /// Red Hat.
     OpenShift,
 }
 
@@ -44,9 +39,7 @@ pub(crate) struct FoundNode {
     pub(crate) seen: SeenNode,
     /// Number of GPUs that its labels or kubelet name.
     pub(crate) gpus: u64,
-    /// What keeps pods away.
     pub(crate) taints: BTreeSet<Taint>,
-    /// Who made it.
     pub(crate) platform: Platform,
 }
 
@@ -95,13 +88,11 @@ impl FoundNode {
 pub(crate) struct Cluster {
     /// Version of the API server.
     pub(crate) version: Read<Info>,
-    /// All nodes.
     pub(crate) nodes: Read<Vec<FoundNode>>,
     /// Names of all API groups.
     pub(crate) groups: Read<BTreeSet<String>>,
     /// Namespaces in which NVIDIA's GPU Operator runs.
     pub(crate) operators: Read<BTreeSet<String>>,
-    /// RuntimeClasses, by name.
     pub(crate) runtime_classes: Read<BTreeSet<String>>,
     /// Whether kube-scheduler is a pod of the cluster.
     pub(crate) has_own_scheduler: Read<bool>,

@@ -9,13 +9,11 @@ use crate::hardware::units::Share;
 /// The difference between two policies, seed by seed, for the same pods.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Paired {
-    /// Mean difference.
     pub(crate) mean: f64,
     /// Its standard deviation over the seeds; `None` for a single seed.
     pub(crate) sd: Option<f64>,
     /// Seeds with the better figure.
     pub(crate) wins: usize,
-    /// Seeds compared.
     pub(crate) seeds: usize,
 }
 

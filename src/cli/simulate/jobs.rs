@@ -32,13 +32,10 @@ const STEPS: usize = 100;
 /// The replays to run.
 #[derive(Debug)]
 pub struct Experiment {
-    /// The cluster.
     pub nodes: Vec<TraceNode>,
     /// The pods of each trace.
     pub traces: Vec<Trace>,
-    /// What is compared.
     pub policies: Vec<SimPolicy>,
-    /// Each is a replay.
     pub seeds: Vec<i64>,
     /// Which of equal nodes comes first, in replays with times.
     pub order: NodeOrder,
@@ -51,7 +48,6 @@ pub struct Experiment {
 /// The pods of one file.
 #[derive(Debug)]
 pub struct Trace {
-    /// Its name in tables.
     pub label: String,
     /// In the order of its rows.
     pub pods: Vec<TracePod>,
@@ -82,7 +78,6 @@ pub struct Results<R> {
 /// One replay with the time it took.
 #[derive(Debug)]
 pub struct Timed<R> {
-    /// The result.
     pub run: R,
     /// CPU time of one core.
     pub time: Duration,
@@ -90,7 +85,6 @@ pub struct Timed<R> {
 
 /// One replay to run.
 struct Job {
-    /// Its position.
     trace: usize,
     policy: SimPolicy,
     seed: i64,
@@ -308,10 +302,8 @@ fn on_core() -> Option<Duration> {
 /// Why there is no result.
 #[derive(Debug, thiserror::Error)]
 pub enum SimulateError {
-    /// The node file.
     #[error("--nodes{}", needs(.0, "sn, cpu_milli, memory_mib, gpu, model"))]
     Nodes(#[source] TraceError),
-    /// The pod file.
     #[error("--pods{}", needs(.0, "name, cpu_milli, memory_mib, num_gpu, gpu_milli"))]
     Pods(#[source] TraceError),
     /// No workload can be made of the two.
@@ -332,7 +324,6 @@ pub enum SimulateError {
     /// The folder for charts cannot be created.
     #[error("--charts: cannot create the folder `{}`", .folder.display())]
     Folder {
-        /// The folder.
         folder: PathBuf,
         /// The error of the operating system.
         source: io::Error,
@@ -343,10 +334,8 @@ pub enum SimulateError {
     /// A trace cannot be compared with itself.
     #[error("--pods `{}` is given twice", .0.display())]
     Repeated(PathBuf),
-    /// The chart.
     #[error("--charts")]
     Chart(#[from] ChartError),
-    /// Standard output.
     #[error("cannot write the result")]
     Output(#[from] io::Error),
 }

@@ -39,14 +39,11 @@ struct Figures<Count> {
 #[derive(Serialize)]
 #[serde(untagged)]
 pub(crate) enum JsonReport<P> {
-    /// Of one trace.
     One {
         /// Pods that accept only GPU models which no node has.
         unknown_model_pods: usize,
-        /// A result per policy.
         results: Vec<P>,
     },
-    /// Of several.
     Several {
         /// In the order of the flags.
         traces: Vec<JsonTrace<P>>,

@@ -28,7 +28,6 @@ pub struct RequestRules {
     pub prices: Prices,
     /// Whether a waiting pod needs markers of at least what it counts.
     pub needs_markers: bool,
-    /// Classes of workloads.
     pub workloads: Workloads,
     /// What pods of each namespace may use.
     pub access: AccessRules,

@@ -128,11 +128,9 @@ pub struct AccessConfig {
 pub struct AccessKeys {
     /// Pools, by the value of `pool_label`; empty for nodes without the label.
     pools: Option<Vec<String>>,
-    /// Kinds of isolation.
     isolation: Option<Vec<Named<Isolation>>>,
     /// Policies that pods may name.
     policies: Option<Vec<Named<Policy>>>,
-    /// Classes of workloads.
     workloads: Option<Vec<String>>,
 }
 

@@ -278,7 +278,6 @@ pub(crate) const NO_RESTART: &str =
 /// A pod as the API server has it now.
 pub(crate) struct Read {
     pub(crate) seen: SeenPod,
-    /// All of them.
     pub(crate) annotations: BTreeMap<String, String>,
     /// Why kubelet does not carry out its resize now, if it says so.
     pub(crate) pending: Option<String>,
@@ -313,7 +312,6 @@ enum Lack {
     None,
     /// A list may yet show the end of a process.
     Began,
-    /// *bind* gives up soon.
     Lasts,
 }
 
@@ -525,13 +523,11 @@ async fn restart(
 
 /// What became of a change for which kubelet restarts a container.
 pub(crate) enum Resized {
-    /// It is accepted.
     Accepted,
     /// It is not known whether it arrived.
     Undecided,
     /// It was not made, for a reason that passes or because the pod is gone.
     Not(Next),
-    /// It is refused.
     Refused(String),
 }
 

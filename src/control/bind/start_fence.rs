@@ -36,7 +36,6 @@ pub(crate) enum Scope {
     All,
     /// Those of these pods; the last leader said so.
     Known {
-        /// The pods.
         bindings: Vec<NamedPod>,
         /// The holds of that leader.
         holds: Vec<HeldPod>,

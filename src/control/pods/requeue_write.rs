@@ -73,7 +73,6 @@ pub(crate) fn requeue(app: &Arc<App>, node: NodeName, pod: WaitingPod) {
 /// What is written beside.
 #[derive(Debug)]
 pub(crate) enum Note {
-    /// Nothing.
     None,
     /// Room is being made for the pod.
     Room(RoomNote),

@@ -34,9 +34,7 @@ const MOST_REQUESTS: usize = 20;
 enum Helps {
     /// None of them.
     Nothing,
-    /// Only another request.
     Requests,
-    /// All of them.
     All,
 }
 
@@ -49,9 +47,7 @@ pub(crate) struct Why {
     pub(crate) reason: String,
     /// What is missing, with its amount; empty if nothing is.
     pub(crate) missing: String,
-    /// Nodes with that obstacle.
     pub(crate) nodes: usize,
-    /// One sentence.
     pub(crate) verdict: String,
     /// What nodes say, where that is why it waits.
     rejections: BTreeMap<Rejection, usize>,

@@ -228,7 +228,6 @@ enum Asked {
     Replaced,
     /// Nor then: it is not known whether one has.
     Unread,
-    /// It was answered.
     Answered(EvictOutcome),
 }
 

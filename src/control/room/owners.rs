@@ -110,7 +110,6 @@ pub(crate) struct Owners {
     scopes: BTreeMap<Scope, Failed>,
     /// Since a pod was bound in kept room.
     idle: BTreeMap<Owner, Idle>,
-    /// The same of scopes.
     scopes_idle: BTreeMap<Scope, Idle>,
 }
 

@@ -77,7 +77,6 @@ pub(crate) struct TeamCall {
     pub(crate) call: Timestamp,
     /// Until when the next call is waited for.
     pub(crate) until: Timestamp,
-    /// How long that is.
     pub(crate) pause: Duration,
     /// Whether it did not come in time before.
     pub(crate) is_late: bool,
@@ -193,7 +192,6 @@ pub(crate) struct InVain {
     pub(crate) until: Timestamp,
     /// How long the next pause is.
     pub(crate) next: Duration,
-    /// Keeps the address.
     pub(crate) _named: Option<Arc<NamedNodes>>,
 }
 
@@ -247,13 +245,11 @@ pub struct Step {
 /// Evict these pods for that one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoomOrder {
-    /// The pod.
     pub pod: WaitingPod,
     /// The number of the room.
     pub number: u64,
     /// The node with the room.
     pub node: NodeName,
-    /// The pods to evict.
     pub victims: Vec<PodRef>,
     /// Those of them that go only because they are over the quota of another team.
     pub owed: BTreeSet<PodUid>,
@@ -308,7 +304,6 @@ pub struct StandingRules {
     pub after: Duration,
     /// Most of the devices of a pool; one may always be kept.
     pub at_most: Share,
-    /// When room is made.
     pub preemption: PreemptionConfig,
 }
 

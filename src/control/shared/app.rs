@@ -76,7 +76,6 @@ impl Truth {
 pub struct ClusterTruth {
     /// Bindings, requeues, fences and placements.
     pub writer: ApiWriter,
-    /// Pod events.
     pub notices: NoticeSender,
     /// This process among its replicas; `None` if there are no others.
     pub replica: Option<Replica>,
@@ -118,17 +117,12 @@ pub struct App {
     pub moves: Moving,
     /// Bindings that the watch has not shown yet, with the precise time when each was posted.
     pub unseen_binds: DashMap<PodUid, Duration>,
-    /// The clock.
     pub clock: Clock,
     /// What carries out calls of the API server, times and long work.
     pub outside: Outside,
-    /// The configuration.
     pub config: Config,
-    /// Its rules for requests.
     pub request_rules: RequestRules,
-    /// The metrics.
     pub metrics: Metrics,
-    /// Where decisions are written.
     pub truth: Truth,
     /// Ledger events that background loops have yet to handle.
     pub outbox: Outbox,
@@ -138,7 +132,6 @@ pub struct App {
     pub edits: Edits,
     /// Suggestions for the pods that wait.
     pub reasons: Reasons,
-    /// Which replica acts.
     pub leading: Leading,
     /// The Bindings that may be on their way, while this replica leads.
     pub in_flight: InFlight,
@@ -146,7 +139,6 @@ pub struct App {
     pub heard: Heard,
     /// Whether the process was frozen.
     pub pulse: Pulse,
-    /// The lists of pods.
     pub lists: Arc<Lists>,
     /// Whether the leader's Lease names this replica as one that knows all Bindings on their way.
     is_informed: AtomicBool,

@@ -14,23 +14,16 @@ pub enum BindError {
     /// The pod is not known and cannot be read.
     #[error("pod `{pod}` cannot be read: {cause}")]
     Unreadable {
-        /// Namespace and name.
         pod: String,
         /// What the API server said.
         cause: Cause,
     },
     /// The pod of that name has another UID, or none of that name is left.
     #[error("pod `{pod}` with this UID is gone")]
-    Gone {
-        /// Namespace and name.
-        pod: String,
-    },
+    Gone { pod: String },
     /// The pod is for another scheduler.
     #[error("the pod is for scheduler `{scheduler}`, which is not one of `scheduler_names`")]
-    NotOurs {
-        /// That scheduler.
-        scheduler: String,
-    },
+    NotOurs { scheduler: String },
     /// The pod has scheduling gates.
     #[error("the pod has scheduling gates")]
     Gated,
@@ -40,7 +33,6 @@ pub enum BindError {
     /// Too many binds go on.
     #[error("too many binds go on at once")]
     TooMany,
-    /// The process is stopping.
     #[error("gpupack is stopping")]
     Stopping,
     /// The answer could come after the caller has given up.
@@ -58,7 +50,6 @@ pub enum BindError {
     /// The pod's GPU request is refused.
     #[error("{0}")]
     Request(&'static str),
-    /// The ledger refuses.
     #[error(transparent)]
     Reserve(#[from] ReserveError),
     /// Pods that run there in free room have not left yet.
@@ -89,12 +80,7 @@ pub enum BindError {
     BoundElsewhere,
     /// The API server refuses the Binding.
     #[error("the API server refuses the Binding with code {code}: {message}")]
-    Refused {
-        /// HTTP status.
-        code: u16,
-        /// Its message.
-        message: String,
-    },
+    Refused { code: u16, message: String },
     /// The pod kept changing during the bind.
     #[error("pod keeps changing while it is bound")]
     Unsteady,

@@ -58,18 +58,14 @@ pub struct Message {
     pub to: String,
     /// The pods whose Bindings may be on their way.
     pub bindings: Vec<NamedPod>,
-    /// The holds.
     pub holds: Vec<HeldPod>,
 }
 
 /// A pod.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NamedPod {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
-    /// Its UID.
     pub uid: String,
     /// The node that it may be bound to; none from a leader of an earlier version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -79,9 +75,7 @@ pub struct NamedPod {
 /// A pod for which room is kept.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct HeldPod {
-    /// Its UID.
     pub uid: String,
-    /// The node.
     pub node: String,
 }
 
@@ -93,7 +87,6 @@ pub struct Join {
     pub term: u64,
     /// The secret in the Lease.
     pub secret: String,
-    /// Its identity.
     pub replica: String,
     /// Where it takes messages, such as `http://10.0.0.8:8080`.
     pub address: String,
@@ -126,7 +119,6 @@ struct Table {
     pods: BTreeMap<PodUid, NamedPod>,
     /// The pods that were on their way lately, the last one at the end.
     recent: VecDeque<(Timestamp, NamedPod)>,
-    /// Grows with each pod.
     number: u64,
     followers: BTreeMap<String, Follower>,
     /// When some of `recent` was dropped before its time.
@@ -160,7 +152,6 @@ enum Stage {
     Joins,
     /// It knows all, and is to be named in the Lease. From now on each Binding waits for it.
     Informed,
-    /// The Lease names it.
     Named,
     /// It did not answer: each Binding waits until the Lease does not name it.
     Lost,

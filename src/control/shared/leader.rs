@@ -12,7 +12,6 @@ use crate::kube_api::write::target::PodKey;
 pub enum Leader {
     /// This replica: it answers kube-scheduler and writes.
     Here,
-    /// Another one.
     Elsewhere,
     /// None is known. One appears within seconds.
     Unknown,

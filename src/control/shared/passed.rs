@@ -32,7 +32,6 @@ const MAX_UNSEEN: usize = 4_096;
 /// Whether a pod may be bound to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// *Filter* passed it there.
     Passed,
     /// *Filter* passed it on other nodes only.
     Elsewhere,
@@ -58,7 +57,6 @@ struct Inner {
     pods: BTreeMap<PodUid, Passed>,
     /// Pods that the watch has shown, in the order of their last calls.
     seen: BTreeMap<u64, PodUid>,
-    /// The others, likewise.
     unseen: BTreeMap<u64, PodUid>,
     next: u64,
 }

@@ -51,34 +51,21 @@ pub enum ReviewFault {
     TooMany {
         /// What there is too much of.
         what: &'static str,
-        /// The maximum.
         most: usize,
     },
-    /// Another kind of body.
     #[error(
         "the body is `{kind}` of `{version}`: only AdmissionReview of admission.k8s.io/v1 is supported"
     )]
-    Kind {
-        /// Its kind.
-        kind: String,
-        /// Its version.
-        version: String,
-    },
+    Kind { kind: String, version: String },
     /// No request, or a request without a pod.
     #[error("the AdmissionReview has no `{field}`")]
-    Missing {
-        /// The field.
-        field: &'static str,
-    },
+    Missing { field: &'static str },
     /// A resource that has neither pods nor templates.
     #[error(
         "the AdmissionReview is about `{resource}`: only pods, pods/ephemeralcontainers, Jobs and what is in \
          `webhook.templates` are, so correct the rules of the webhook's configuration"
     )]
-    Resource {
-        /// Resource and subresource.
-        resource: String,
-    },
+    Resource { resource: String },
 }
 
 impl ReviewFault {
@@ -96,7 +83,6 @@ impl ReviewFault {
 
 /// The request of a review.
 pub(crate) enum Asked<'a> {
-    /// About a pod.
     Pod(Box<AdmissionRequest<Pod>>),
     /// About an object with templates of pods, and the paths to them.
     Templates(Box<AdmissionRequest<DynamicObject>>, &'a [TemplatePath]),

@@ -77,9 +77,7 @@ pub struct Answer {
 
 /// Who gives a pod its GPU.
 enum Tenant {
-    /// gpupack, for this request.
     Managed(Box<GpuRequest>),
-    /// Kubelet's device plugin.
     Kubelet,
     /// Another scheduler, or the pod requests none.
     Unmanaged,

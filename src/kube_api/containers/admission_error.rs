@@ -31,7 +31,6 @@ pub enum AdmissionError {
     RuntimeClass {
         /// The RuntimeClass of the pod.
         found: String,
-        /// The configured RuntimeClass.
         expected: String,
     },
     /// It has NVIDIA's RuntimeClass and requests no GPU.
@@ -40,30 +39,20 @@ pub enum AdmissionError {
          or `gpu-memory` (MiB) to its annotations and leave `schedulerName` out, or remove \
          `runtimeClassName`"
     )]
-    UnmanagedRuntimeClass {
-        /// Its RuntimeClass.
-        class: String,
-    },
+    UnmanagedRuntimeClass { class: String },
     /// It chooses its devices, or their memory.
     #[error(
         "container `{container}` sets `{variable}`: which GPU a container sees, and how much of it, \
          is decided when the pod is placed, so remove the variable"
     )]
-    Variable {
-        /// The container.
-        container: String,
-        /// The variable.
-        variable: String,
-    },
+    Variable { container: String, variable: String },
     /// Variables from a ConfigMap or Secret could have a name of ours.
     #[error(
         "container `{container}` imports variables (`envFrom`) with the prefix \
          `{prefix}`, which could make a `{variable}`: use another prefix"
     )]
     EnvFromPrefix {
-        /// The container.
         container: String,
-        /// The prefix.
         prefix: String,
         /// The variable that it could make.
         variable: &'static str,
@@ -73,20 +62,12 @@ pub enum AdmissionError {
         "container `{container}` is privileged and would see every GPU of its node: remove \
          `securityContext.privileged`"
     )]
-    Privileged {
-        /// The container.
-        container: String,
-    },
+    Privileged { container: String },
     /// It may undo its own confinement.
     #[error(
         "container `{container}` adds the capability `{capability}`, which gives it access to GPUs that are not its own: remove it from `securityContext.capabilities`"
     )]
-    Capability {
-        /// The container.
-        container: String,
-        /// The capability.
-        capability: String,
-    },
+    Capability { container: String, capability: String },
     /// It sets a field that neither Pod Security *baseline* nor the operator allows.
     #[error(
         "{place} sets `{field}` to `{value}`: pods with a GPU, and pods that share nodes with them, may have \
@@ -96,9 +77,7 @@ pub enum AdmissionError {
     NotAllowed {
         /// The pod or a container.
         place: String,
-        /// The field.
         field: &'static str,
-        /// Its value.
         value: String,
         /// The key of the configuration by which an operator can allow it.
         key: Option<&'static str>,
@@ -111,7 +90,6 @@ pub enum AdmissionError {
          emptyDir"
     )]
     UnlistedHostPath {
-        /// The volume.
         volume: String,
         /// Its path on the node.
         path: String,
@@ -131,10 +109,7 @@ pub enum AdmissionError {
         "`runtimeClassName` is `{class}`, and this runtime may provide GPUs: remove it, \
          or have the cluster's operator list it under `webhook.runtime_classes_without_gpus`"
     )]
-    UnknownRuntimeClass {
-        /// Its RuntimeClass.
-        class: String,
-    },
+    UnknownRuntimeClass { class: String },
     /// It may keep its GPU for too long after its deletion.
     #[error(
         "`terminationGracePeriodSeconds` is `{seconds}`: so long a deleted pod may keep its GPU, and here that \
@@ -143,7 +118,6 @@ pub enum AdmissionError {
     GracePeriod {
         /// The grace period of the pod.
         seconds: i64,
-        /// The configured maximum.
         most: u64,
     },
     /// It has access to processes of other pods.
@@ -160,7 +134,6 @@ pub enum AdmissionError {
          them (`{guarded}`): remove it, or mount a folder that holds only the data you need"
     )]
     HostPath {
-        /// The volume.
         volume: String,
         /// Its path on the node.
         path: String,
@@ -173,7 +146,6 @@ pub enum AdmissionError {
          devices: remove the mount"
     )]
     DeviceMount {
-        /// The container.
         container: String,
         /// The path in the container.
         path: String,
@@ -184,10 +156,7 @@ pub enum AdmissionError {
          be the client of one GPU's MPS daemon only, so request a part of one GPU, or for whole GPUs \
          (`gpu-fraction: \"1\"`)"
     )]
-    SeveralUnderMps {
-        /// The number of GPUs.
-        count: u32,
-    },
+    SeveralUnderMps { count: u32 },
     /// One of its volumes has the name of ours.
     #[error(
         "volume `gpupack-mps` is not the volume that gpupack adds to MPS clients: give it another name"
@@ -200,7 +169,6 @@ pub enum AdmissionError {
          `gpupack-mps` belongs to gpupack alone, so remove the mount"
     )]
     MpsMount {
-        /// The container.
         container: String,
         /// The path in the container.
         path: String,
@@ -212,11 +180,9 @@ pub enum AdmissionError {
          must be listed in `webhook.templates`), or write the markers into the template's limits"
     )]
     KueueMarker {
-        /// The marker.
         marker: &'static str,
         /// What the pod came with.
         has: u64,
-        /// What it counts.
         needed: u64,
     },
     /// A template of pods that would be refused.
@@ -229,10 +195,7 @@ pub enum AdmissionError {
     },
     /// It names devices by an annotation.
     #[error("annotation `{key}` names devices for the container runtime: remove it")]
-    DeviceAnnotation {
-        /// The annotation.
-        key: String,
-    },
+    DeviceAnnotation { key: String },
 }
 
 impl AdmissionError {

@@ -36,11 +36,9 @@ const ASKED_AT_ONCE: usize = 32;
 /// A user of the API server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Person {
-    /// User name.
     pub name: String,
     /// UID, which few API servers know.
     pub uid: Option<String>,
-    /// Groups.
     pub groups: Vec<String>,
     /// What else the API server knows of the user.
     pub extra: BTreeMap<String, Vec<String>>,

@@ -54,14 +54,8 @@ pub enum TokenRefusal {
         /// What the API server says.
         cause: String,
     },
-    /// It is another client's.
     #[error("this is the token of `{user}`, and only `{expected}` may report")]
-    OtherUser {
-        /// Whose it is.
-        user: String,
-        /// Whose it should be.
-        expected: String,
-    },
+    OtherUser { user: String, expected: String },
     /// It is not bound to a pod on a node.
     #[error("this token names no node: mount it as a projected token (Kubernetes 1.30 or later)")]
     Unbound,

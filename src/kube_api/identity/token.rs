@@ -22,7 +22,6 @@ const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
 pub struct AgentPod {
     /// The node that it runs on.
     pub node: String,
-    /// Its UID.
     pub uid: String,
     /// When it was created, in seconds since 1970.
     pub created_unix_seconds: i64,

@@ -14,11 +14,9 @@ use crate::model::reservation::Move;
 /// A container that kubelet restarts on request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuContainer {
-    /// Its name.
     pub name: String,
     /// As the runtime names it now; empty before it first ran.
     pub id: String,
-    /// Whether it runs.
     pub is_running: bool,
     /// Its CPU request in thousandths.
     pub cpu_milli: u64,

@@ -29,7 +29,6 @@ pub fn is_of_gpus(key: &str) -> bool {
 pub struct LabelledGpus {
     /// How many, at most 64.
     pub count: u32,
-    /// Memory of each.
     pub memory: MemMib,
     /// Product name; may be empty.
     pub model: ModelName,

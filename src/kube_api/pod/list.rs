@@ -19,7 +19,6 @@ const PAGE: u32 = 500;
 /// What gpupack needs of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SeenNode {
-    /// Its name.
     pub name: String,
     /// The CPU and memory that pods can request.
     pub host: HostAmount,

@@ -64,9 +64,7 @@ pub const MAX_ANNOTATIONS: usize = 1_000;
 pub struct SeenPod {
     /// UID and `namespace/name`.
     pub pod: PodRef,
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
     /// The node to which it is bound.
     pub node: Option<NodeName>,
@@ -149,16 +147,12 @@ pub enum PodFault {
     },
     /// A required field is missing or empty.
     #[error("the pod has no `{field}`")]
-    Missing {
-        /// The field.
-        field: &'static str,
-    },
+    Missing { field: &'static str },
     /// A field is longer than Kubernetes allows.
     #[error(
         "`{field}` of the pod has `{bytes}` bytes, more than the `{most}` that Kubernetes allows"
     )]
     TooLong {
-        /// The field.
         field: &'static str,
         /// Its length, in bytes.
         bytes: usize,

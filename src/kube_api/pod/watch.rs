@@ -136,7 +136,6 @@ pub enum WatchEvent<F> {
     ListBegins,
     /// An object of the list, or one that is new or has changed.
     Seen(F),
-    /// An object was deleted.
     Deleted(F),
     /// The list is complete. What was not in it is gone.
     ListEnds,

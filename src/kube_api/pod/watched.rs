@@ -46,7 +46,6 @@ pub(crate) struct Watched<F> {
 /// What gpupack needs of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeFacts {
-    /// Its name.
     pub name: NodeName,
     /// The CPU and memory that pods can request.
     pub host: HostAmount,
@@ -54,7 +53,6 @@ pub struct NodeFacts {
     pub is_unschedulable: bool,
     /// Whether its kubelet says that it is ready, or says nothing of that.
     pub is_ready: bool,
-    /// Its labels.
     pub labels: BTreeMap<String, String>,
 }
 

@@ -98,18 +98,13 @@ const KAI_CONTAINER: &str = "kai.scheduler/container.";
 pub enum OtherKey {
     /// A resource of a container.
     Resource {
-        /// The container.
         container: String,
         /// The full name of the resource.
         resource: String,
-        /// What to write instead.
         instead: &'static str,
     },
-    /// An annotation.
     Annotation {
-        /// The key.
         key: String,
-        /// What to write instead.
         instead: &'static str,
     },
 }

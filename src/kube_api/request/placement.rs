@@ -132,12 +132,7 @@ pub enum PlacementError {
     },
     /// A value that is longer than that of any placement.
     #[error("annotation `{key}` has `{bytes}` bytes, at most {MAX_VALUE_BYTES} are allowed")]
-    TooLong {
-        /// The annotation.
-        key: &'static str,
-        /// Its length.
-        bytes: usize,
-    },
+    TooLong { key: &'static str, bytes: usize },
     /// Text that is not JSON of the expected form.
     #[error("annotation `{PLACEMENT}` cannot be read: {fault}")]
     Json {
@@ -148,28 +143,15 @@ pub enum PlacementError {
     #[error(
         "annotation `{PLACEMENT}` has version `{version}`, only version {VERSION} is supported"
     )]
-    Version {
-        /// The version found.
-        version: u64,
-    },
+    Version { version: u64 },
     /// No device, or more than a pod may have.
     #[error("a placement on `{count}` devices is not allowed: 1 to {MAX_DEVICES_PER_POD} are")]
-    Count {
-        /// The number of devices.
-        count: usize,
-    },
+    Count { count: usize },
     /// Text that cannot be a device id.
     #[error("device id `{id}` is not a UUID of NVML")]
-    DeviceId {
-        /// The offending text.
-        id: String,
-    },
-    /// The same device twice.
+    DeviceId { id: String },
     #[error("device `{id}` appears twice in a placement")]
-    Twice {
-        /// The device.
-        id: DeviceId,
-    },
+    Twice { id: DeviceId },
     /// An amount of zero, or more than any device has.
     #[error(
         "`{mib}` MiB and `{share}` millionths of device `{id}` are not allowed: up to {max} MiB \
@@ -177,26 +159,20 @@ pub enum PlacementError {
         max = MAX_DEVICE_MEMORY.mib()
     )]
     Amount {
-        /// The device.
         id: DeviceId,
         /// Memory in MiB.
         mib: u64,
-        /// Share in millionths.
         share: u64,
     },
     /// A guest with several devices.
     #[error("a pod that runs elsewhere than at home has one device, not `{count}`")]
-    Guest {
-        /// The number of devices.
-        count: usize,
-    },
+    Guest { count: usize },
     /// A MIG instance that is not made yet.
     #[error("a MIG instance of the placement is not made yet")]
     NotMade,
     /// A place of a MIG instance that no GPU has.
     #[error("a MIG instance `{profile}` at unit {start} is not allowed")]
     Spot {
-        /// The profile, cut.
         profile: String,
         /// The first unit.
         start: u32,

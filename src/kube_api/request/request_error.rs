@@ -16,68 +16,37 @@ pub enum RequestError {
         "annotation `{key}` is `{value}`: write a decimal above 0 and up to 1 with at most \
          5 decimals, for instance `0.5`"
     )]
-    Fraction {
-        /// The annotation.
-        key: String,
-        /// Its value.
-        value: String,
-    },
+    Fraction { key: String, value: String },
     /// Memory that is not a positive whole number of MiB.
     #[error(
         "annotation `{key}` is `{value}`: write a whole number of MiB from 1 to {max} without a \
          unit, for instance `8192`",
         max = MAX_DEVICE_MEMORY.mib()
     )]
-    MemoryMib {
-        /// The annotation.
-        key: String,
-        /// Its value.
-        value: String,
-    },
+    MemoryMib { key: String, value: String },
     /// Memory that is not a quantity with a unit.
     #[error(
         "annotation `{key}` is `{value}`: write an amount of memory with its unit, above 0 and up \
          to {max}Mi, for instance `8Gi`",
         max = MAX_DEVICE_MEMORY.mib()
     )]
-    MemoryQuantity {
-        /// The annotation.
-        key: String,
-        /// Its value.
-        value: String,
-    },
+    MemoryQuantity { key: String, value: String },
     /// A device count out of range.
     #[error(
         "annotation `{key}` is `{value}`: write a whole number of devices from 1 to \
          {MAX_DEVICES_PER_POD}"
     )]
-    DeviceCount {
-        /// The annotation.
-        key: String,
-        /// Its value.
-        value: String,
-    },
+    DeviceCount { key: String, value: String },
     /// A count of a container resource out of range.
     #[error(
         "container `{container}` requests `{value}` of `{resource}`: whole numbers from 1 to {max} \
          are allowed"
     )]
-    ResourceCount {
-        /// The container.
-        container: String,
-        /// The resource.
-        resource: String,
-        /// The requested amount.
-        value: String,
-        /// The maximum.
-        max: u32,
-    },
+    ResourceCount { container: String, resource: String, value: String, max: u32 },
     /// A container that the pod does not have.
     #[error("annotation `{key}` names the container `{value}`: use one of the pod's own: {known}")]
     Container {
-        /// The annotation.
         key: String,
-        /// The name.
         value: String,
         /// The containers of the pod, each in backticks.
         known: String,
@@ -85,9 +54,7 @@ pub enum RequestError {
     /// A name that is longer than any that exists. The ledger keeps it with the request.
     #[error("the {what} `{value}` is longer than {most} bytes: use a shorter name")]
     LongName {
-        /// What it names.
         what: &'static str,
-        /// The name.
         value: String,
         /// The maximum, in bytes.
         most: usize,
@@ -100,36 +67,16 @@ pub enum RequestError {
         names = crate::kube_api::request::request_error::MAX_MODELS,
         max = crate::kube_api::request::request_error::MAX_MODEL_FILTER
     )]
-    Model {
-        /// The annotation.
-        key: String,
-        /// Its value.
-        value: String,
-    },
+    Model { key: String, value: String },
     /// A policy that does not exist.
     #[error("annotation `{key}` is `{value}`: use `binpack`, `spread` or `fragmentation`")]
-    Policy {
-        /// The annotation.
-        key: String,
-        /// Its value.
-        value: String,
-    },
+    Policy { key: String, value: String },
     /// A kind of isolation that does not exist.
     #[error("annotation `{key}` is `{value}`: use `none`, `memory` or `hardware`")]
-    Isolation {
-        /// The annotation.
-        key: String,
-        /// Its value.
-        value: String,
-    },
+    Isolation { key: String, value: String },
     /// A class of workloads that does not exist.
     #[error("label `gpupack.dev/workload` is `{value}`: use {known}")]
-    Workload {
-        /// Its value.
-        value: String,
-        /// What to use instead.
-        known: String,
-    },
+    Workload { value: String, known: String },
     /// A class of workloads that is not that of the pod's `PriorityClass`.
     #[error(
         "label `gpupack.dev/workload` is `{value}`, but the pod has another PriorityClass than `{class}`: \
@@ -151,11 +98,9 @@ pub enum RequestError {
         what: &'static str,
         /// The one that the pod uses.
         value: String,
-        /// The namespace.
         namespace: String,
         /// The annotation or label that chooses it.
         key: &'static str,
-        /// What to use instead.
         allowed: String,
     },
     /// A group of pods without a valid name or size.
@@ -164,12 +109,7 @@ pub enum RequestError {
          a name of up to 63 lower-case letters, digits and `-`, and a number of pods from 2 to {most}",
         most = crate::model::request::MAX_GROUP
     )]
-    Group {
-        /// The name.
-        name: String,
-        /// The size.
-        size: String,
-    },
+    Group { name: String, size: String },
     /// A limit below the request.
     #[error(
         "annotation `{key}` is `{value}`, less than the request of `{request}`: raise the limit to \
@@ -178,9 +118,7 @@ pub enum RequestError {
     LimitBelowRequest {
         /// The annotation of the limit.
         key: String,
-        /// The limit.
         value: String,
-        /// The request.
         request: String,
     },
     /// A limit in another style than the request, or without a request.
@@ -191,7 +129,6 @@ pub enum RequestError {
     LimitStyle {
         /// The annotation of the limit.
         key: String,
-        /// The limit.
         value: String,
         /// The missing annotation of the request.
         missing: String,
@@ -201,38 +138,22 @@ pub enum RequestError {
         "annotation `{key}` is `{value}`, but the pod requests no part of a GPU: add \
          `gpu-fraction` (0 to 1) or `gpu-memory` (MiB), or remove `{key}`"
     )]
-    Orphan {
-        /// The annotation.
-        key: String,
-        /// Its value.
-        value: String,
-    },
+    Orphan { key: String, value: String },
     /// Two annotations that give different values for one quantity.
     #[error(
         "annotations `{key}` (`{value}`) and `{other_key}` (`{other_value}`) disagree: keep one of \
          them"
     )]
-    Disagreement {
-        /// One annotation.
-        key: String,
-        /// Its value.
-        value: String,
-        /// The other annotation.
-        other_key: String,
-        /// Its value.
-        other_value: String,
-    },
+    Disagreement { key: String, value: String, other_key: String, other_value: String },
     /// Annotations that give the GPU to different containers.
     #[error(
         "annotation `{key}` gives the GPU to container `{container}`, and `{other_key}` to \
          `{other_container}`: one container of a pod gets it, so keep the keys of one, or split the pod"
     )]
     SeveralContainers {
-        /// One annotation.
         key: String,
         /// The container that it names.
         container: String,
-        /// The other annotation.
         other_key: String,
         /// The container that this one names.
         other_container: String,
@@ -243,13 +164,10 @@ pub enum RequestError {
          gets either part of a GPU or whole devices, so remove one of the two"
     )]
     TwoKinds {
-        /// The annotation.
         key: String,
-        /// Its value.
         value: String,
         /// The container with the resource.
         container: String,
-        /// The resource.
         resource: String,
     },
     /// Whole devices in several containers, or several such resources in one container.
@@ -261,11 +179,9 @@ pub enum RequestError {
     SeveralRequests {
         /// The first container.
         container: String,
-        /// Its resource.
         resource: String,
         /// The other container, or the same one.
         other_container: String,
-        /// The other resource.
         other_resource: String,
     },
     /// An annotation with one of our prefixes that does not exist.
@@ -273,7 +189,6 @@ pub enum RequestError {
         "annotation `{key}` is unknown: {known} are the keys of that name; correct or remove it"
     )]
     UnknownKey {
-        /// The annotation.
         key: String,
         /// The keys that exist, each in backticks.
         known: &'static str,
@@ -283,47 +198,28 @@ pub enum RequestError {
         "container `{container}` requests `{resource}`, which gpupack does not serve: {instead}, and \
          remove `{resource}`; where it is no GPU, the operator lists it in `other_resources`"
     )]
-    OtherResource {
-        /// The container.
-        container: String,
-        /// The resource.
-        resource: String,
-        /// What to write instead.
-        instead: &'static str,
-    },
+    OtherResource { container: String, resource: String, instead: &'static str },
     /// An annotation by which users request, limit or choose GPUs of another scheduler.
     #[error(
         "annotation `{key}` belongs to another scheduler, and gpupack ignores it: {instead}, and \
          remove `{key}`"
     )]
-    OtherAnnotation {
-        /// The annotation.
-        key: String,
-        /// What to write instead.
-        instead: &'static str,
-    },
+    OtherAnnotation { key: String, instead: &'static str },
     /// A value that does not say whether the pod may be moved.
     #[error("annotation `gpupack.dev/movable` is `{value}`: use `never` or `restart`")]
-    Movable {
-        /// Its value.
-        value: String,
-    },
+    Movable { value: String },
     /// A time in which a moved container cannot end, or one for a pod that is not moved.
     #[error(
         "annotation `gpupack.dev/move-grace-seconds` is `{value}`: it must be 0 to 30, beside \
          `gpupack.dev/movable: restart`"
     )]
-    MoveGrace {
-        /// Its value.
-        value: String,
-    },
+    MoveGrace { value: String },
     /// Less memory than the operator allows to request.
     #[error(
         "the pod requests {memory} of GPU memory: the least that is given here is {least}, so raise \
          `gpu-memory` or `gpu-fraction`; a CUDA context alone takes some 500 MiB"
     )]
     SmallMemory {
-        /// The requested memory.
         memory: MemMib,
         /// The minimum: `min_memory_mib`.
         least: MemMib,
@@ -334,7 +230,6 @@ pub enum RequestError {
          lower it"
     )]
     LimitAboveMax {
-        /// The limit.
         limit: Share,
         /// The maximum: `max_limit`.
         most: Share,
@@ -344,10 +239,7 @@ pub enum RequestError {
         "`{key}` is written only by gpupack when it places the pod: remove it from the pod or its \
          template"
     )]
-    ReservedKey {
-        /// The annotation or label.
-        key: String,
-    },
+    ReservedKey { key: String },
     /// Annotations that leave no room for the placement.
     #[error(
         "its annotations have `{bytes}` bytes, and with more than `{most}` no placement can be written: \
@@ -364,14 +256,7 @@ pub enum RequestError {
         "its resource `{marker}` is `{has}`, and quotas must count `{needed}` for its request: create \
          the pod again, so that the webhook writes the markers"
     )]
-    Marker {
-        /// The marker.
-        marker: &'static str,
-        /// Its amount.
-        has: u64,
-        /// What the request counts.
-        needed: u64,
-    },
+    Marker { marker: &'static str, has: u64, needed: u64 },
     /// More annotations than the shipped admission policies allow.
     #[error(
         "it has `{count}` annotations, and gpupack writes on no pod with more than `{most}` of others: \
@@ -380,7 +265,6 @@ pub enum RequestError {
     ManyAnnotations {
         /// The number of annotations that are not gpupack's own.
         count: usize,
-        /// The maximum.
         most: usize,
     },
 }

@@ -45,9 +45,7 @@ pub(crate) fn markers(
 /// A marker that says less than a request counts.
 pub(crate) struct ShortMarker {
     pub(crate) marker: &'static str,
-    /// Its amount.
     pub(crate) has: u64,
-    /// What the request counts.
     pub(crate) needed: u64,
 }
 
@@ -184,9 +182,7 @@ pub enum ContainerKind {
 /// A container, reduced to what a request needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerRequest {
-    /// Its name.
     pub name: String,
-    /// Init or regular.
     pub kind: ContainerKind,
     /// Its resources, with amounts as written: the limits, and requests that have no limit.
     pub resources: BTreeMap<String, String>,

@@ -24,9 +24,7 @@ pub const MOST_VICTIMS: usize = 256;
 /// Which room is being made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoomNote {
-    /// On this node.
     pub node: NodeName,
-    /// By evicting these pods.
     pub victims: BTreeSet<PodUid>,
 }
 

@@ -56,7 +56,6 @@ pub enum NoticeReason {
     GpuRoomKept,
     /// Another client bound it, and its annotations have no placement.
     PlacedByOthers,
-    /// Its GPU is overallocated.
     Overallocated,
     /// Its placement annotations cannot be trusted.
     PlacementUnreadable,
@@ -170,11 +169,8 @@ impl NoticeReason {
 /// One notice about one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
-    /// The pod.
     pub key: PodKey,
-    /// Its UID.
     pub uid: PodUid,
-    /// The reason.
     pub reason: NoticeReason,
     /// The text with its values, for people; cut to 1 KiB.
     pub note: String,

@@ -15,19 +15,11 @@ pub enum EvictOutcome {
     /// The API server ends the pod.
     Evicted,
     /// A disruption budget forbids it now, or the API server limits requests (429).
-    Blocked {
-        /// The API server's message.
-        message: String,
-    },
+    Blocked { message: String },
     /// There is no such pod (404), or another pod has its name (409).
     Gone,
     /// Refused for good (4xx, except those above and 408).
-    Refused {
-        /// HTTP status.
-        code: u16,
-        /// The API server's message.
-        message: String,
-    },
+    Refused { code: u16, message: String },
     /// It may have been evicted, or may still be.
     Undecided {
         /// Why the outcome is not known.
@@ -40,7 +32,6 @@ pub enum EvictOutcome {
 pub enum Run {
     /// The API server answers as it would, and does nothing.
     Dry,
-    /// The pod ends.
     Real,
 }
 

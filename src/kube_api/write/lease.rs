@@ -29,9 +29,7 @@ const MOST_INFORMED: usize = 16;
 /// Which Lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseName {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
 }
 

@@ -10,7 +10,6 @@ pub enum Cause {
     /// Nothing was sent: another replica may lead.
     #[error("this replica of gpupack does not lead now")]
     NotLeading,
-    /// No answer in time.
     #[error("no answer from the API server in time")]
     Timeout,
     /// The connection failed; the request may have arrived.
@@ -21,12 +20,7 @@ pub enum Cause {
     },
     /// An answer that does not settle it: 408, 429, 5xx, another class, or a refusal of a fence.
     #[error("the API server answered `{code}`: {message}")]
-    Status {
-        /// HTTP status.
-        code: u16,
-        /// The API server's message.
-        message: String,
-    },
+    Status { code: u16, message: String },
     /// A success whose body cannot be read.
     #[error("the API server's answer cannot be read: {fault}")]
     Body {
@@ -45,12 +39,7 @@ pub enum BindOutcome {
     /// There is no such pod (404).
     Gone,
     /// Refused for good (4xx, except those above, 408 and 429): nothing was bound.
-    Refused {
-        /// HTTP status.
-        code: u16,
-        /// The API server's message.
-        message: String,
-    },
+    Refused { code: u16, message: String },
     /// It may have been bound, or may still be.
     Undecided {
         /// Why the outcome is not known.
@@ -71,12 +60,7 @@ pub enum PatchOutcome {
     /// There is no such pod (404).
     Gone,
     /// Refused for good; 422 if the pod of that name has another UID.
-    Refused {
-        /// HTTP status.
-        code: u16,
-        /// The API server's message.
-        message: String,
-    },
+    Refused { code: u16, message: String },
     /// It may have been written.
     Undecided {
         /// Why the outcome is not known.
@@ -88,22 +72,14 @@ pub enum PatchOutcome {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fenced {
     /// No: the pod waits in a new version, which this process wrote.
-    Waiting {
-        /// The pod.
-        pod: Box<SeenPod>,
-    },
+    Waiting { pod: Box<SeenPod> },
     /// No: the pod is bound.
-    Bound {
-        /// The pod.
-        pod: Box<SeenPod>,
-    },
+    Bound { pod: Box<SeenPod> },
     /// No: the pod is gone, or another pod has its name.
     Gone,
-    /// It still can.
     Open {
         /// The waiting pod, if it could be read.
         pod: Option<Box<SeenPod>>,
-        /// Why the fence failed.
         cause: Cause,
     },
 }
@@ -112,17 +88,11 @@ pub enum Fenced {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Settled {
     /// It succeeded: node and placement are ours.
-    Bound {
-        /// The pod.
-        pod: Box<Pod>,
-    },
+    Bound { pod: Box<Pod> },
     /// It failed and can no longer succeed: the pod waits in another version.
     NotBound,
     /// The pod is bound to another node or with another placement, not by this Binding.
-    BoundElsewhere {
-        /// The pod.
-        pod: Box<Pod>,
-    },
+    BoundElsewhere { pod: Box<Pod> },
     /// The pod is gone, or another pod has its name.
     Gone,
     /// Still not known. Settle it again later, and free nothing until then.

@@ -23,18 +23,10 @@ pub enum TargetError {
     #[error(
         "{kind} `{name}` is not a valid Kubernetes name: lower-case letters, digits, `-` and `.`"
     )]
-    Name {
-        /// Namespace, pod or node.
-        kind: &'static str,
-        /// The offending name, cut.
-        name: String,
-    },
+    Name { kind: &'static str, name: String },
     /// An unknown precondition, without which a late Binding could not be detected.
     #[error("the pod has no `{field}`, which a Binding needs")]
-    Missing {
-        /// The field.
-        field: &'static str,
-    },
+    Missing { field: &'static str },
     /// A placement that gpupack would not trust when it reads it back.
     #[error(transparent)]
     Placement(#[from] PlacementError),
@@ -46,10 +38,7 @@ pub enum TargetError {
         "the pod would carry `{bytes}` bytes of annotations, at most {MAX_ANNOTATION_BYTES} may be \
          written: remove some of its own"
     )]
-    AnnotationBytes {
-        /// Their total length.
-        bytes: usize,
-    },
+    AnnotationBytes { bytes: usize },
 }
 
 /// Namespace and name of a pod, safe in a URL.
@@ -198,7 +187,6 @@ impl BindTarget {
 /// What a pod that was just read shows about a Binding that may still arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trace {
-    /// It succeeded.
     Ours,
     /// The pod is bound, but not by this Binding, which can no longer succeed.
     OtherBinding,

@@ -17,7 +17,6 @@ use crate::kube_api::write::writer::ApiWriter;
 /// What became of a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Written {
-    /// It is written.
     Done,
     /// The object has changed since it was read, or is gone. Nothing was written.
     Changed,
@@ -57,7 +56,6 @@ kept!(APIService, "/apis/apiregistration.k8s.io/v1/apiservices");
 /// How a patch is merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Merge {
-    /// Lists are replaced.
     Plain,
     /// Items of lists are found by their names.
     ByName,

@@ -189,7 +189,6 @@ pub async fn serve(service: Service, listener: TcpListener, stop: watch::Receive
 pub struct Listeners {
     /// For kube-scheduler and the other replicas.
     pub verbs: TcpListener,
-    /// For agents.
     pub agents: TcpListener,
     /// For people: the page and its queries.
     pub page: TcpListener,
@@ -203,9 +202,7 @@ pub struct Identities {
     pub scheduler: ServerName<'static>,
     /// The certificates, and the name in those of the replicas.
     pub replicas: ServerProof,
-    /// The agents.
     pub agents: Arc<AgentAccess>,
-    /// People and Prometheus.
     pub people: Arc<PeopleAccess>,
 }
 

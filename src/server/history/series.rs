@@ -27,7 +27,6 @@ pub struct Moments {
     pub last: u64,
     /// Seconds from one to the next.
     pub every: u64,
-    /// How many there are.
     pub count: usize,
 }
 

@@ -36,9 +36,7 @@ static LOGGED: LogLimit = LogLimit::new();
 /// For whom a listener is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Port {
-    /// For kube-scheduler.
     Verbs,
-    /// For people.
     Page,
 }
 

@@ -34,7 +34,6 @@ pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(500);
 pub(crate) enum Phase {
     /// No request since the last answer.
     Idle,
-    /// The TLS handshake.
     Handshake,
     /// Part of a request's head has come.
     Head,
@@ -53,7 +52,6 @@ pub(crate) struct Limits {
     pub(crate) connections: usize,
     /// Most bytes held for all of them: buffers, bodies of requests, answers not yet taken.
     pub(crate) bytes: usize,
-    /// Longest TLS handshake.
     pub(crate) handshake: Duration,
     /// Longest time from the first byte of a head to its last.
     pub(crate) head: Duration,
@@ -121,9 +119,7 @@ pub(crate) struct PeerProof {
     pub(crate) names: Arc<[ServerName<'static>]>,
     /// With which certificates of the listener, and of the CA, the chain was checked.
     pub(crate) tls: Arc<Tls>,
-    /// When it was shown.
     pub(crate) at: Timestamp,
-    /// By this clock.
     pub(crate) clock: Clock,
 }
 

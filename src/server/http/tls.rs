@@ -22,14 +22,12 @@ const HANDSHAKE: usize = 72 << 10;
 pub struct Handshake {
     /// How clients know the listener.
     pub tls: watch::Receiver<Arc<Tls>>,
-    /// What clients show.
     pub clients: Shown,
 }
 
 /// What the clients of a listener show.
 #[derive(Clone)]
 pub enum Shown {
-    /// No certificate.
     Nothing,
     /// Any certificate, or none: it is checked with each request.
     Anything,

@@ -57,9 +57,7 @@ impl Names {
 /// The names to which cells refer by position.
 #[derive(Debug, Default)]
 pub(crate) struct Legend {
-    /// Product names.
     pub(crate) models: Names,
-    /// Namespaces of tenants.
     pub(crate) namespaces: Names,
 }
 

@@ -73,7 +73,6 @@ struct FleetMap {
 
 /// News for a browser that has everything up to some snapshot.
 pub(crate) enum News {
-    /// No news.
     Nothing,
     /// What is newer, as JSON, and the name of the snapshot to which it leads.
     Delta(Vec<u8>, String),

@@ -18,11 +18,9 @@ pub type SetLogLevel = dyn Fn(&str) -> Result<(), String> + Send + Sync;
 /// State of the routes.
 #[derive(Clone)]
 pub struct Service {
-    /// The extender.
     pub app: Arc<App>,
     /// The content of the page.
     pub live: Arc<Live>,
-    /// Changes the log level.
     pub set_log_level: Arc<SetLogLevel>,
     /// Since when verbs come too early.
     pub(crate) early: Arc<Early>,

@@ -13,7 +13,6 @@ use crate::control::shared::app::App;
 pub enum Viewer {
     /// All: an operator, or anyone where clients do not prove who they are.
     All,
-    /// Those of these namespaces.
     Namespaces(Arc<BTreeSet<String>>),
 }
 

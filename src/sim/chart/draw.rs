@@ -77,7 +77,6 @@ pub struct Curve {
 /// One panel.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chart {
-    /// Written above the panel.
     pub title: String,
     /// What the x axis shows, with its unit.
     pub x_label: String,
@@ -95,35 +94,16 @@ pub enum ChartError {
     NoCharts,
     /// A panel has no points at all, so its axes have no range.
     #[error("the chart `{title}` has no points")]
-    NoPoints {
-        /// The panel's title.
-        title: String,
-    },
+    NoPoints { title: String },
     /// A coordinate is infinite, not a number, or absurdly large.
     #[error("the curve `{label}` has the point `({x}, {y})`, which cannot be drawn")]
-    BadPoint {
-        /// The curve's label.
-        label: String,
-        /// The point's x.
-        x: f64,
-        /// The point's y.
-        y: f64,
-    },
+    BadPoint { label: String, x: f64, y: f64 },
     /// The path does not name a file.
     #[error("`{path}` is not the name of a file")]
-    NotAFile {
-        /// The path as given.
-        path: PathBuf,
-    },
+    NotAFile { path: PathBuf },
     /// The file could not be written; the old one is unchanged.
     #[error("cannot write `{path}`")]
-    Write {
-        /// The path as given.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// The drawing library failed.
+    Write { path: PathBuf, source: io::Error },
     #[error("cannot draw the chart")]
     Draw(#[source] Box<dyn Error + Send + Sync>),
 }

@@ -79,13 +79,10 @@ pub(crate) struct Seat {
 /// What is free on a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FreeOnDevice {
-    /// The node.
     pub node: String,
-    /// The device.
     pub device: DeviceAt,
     /// The model of its GPU.
     pub model: ModelName,
-    /// What is free.
     pub free: Demand,
 }
 

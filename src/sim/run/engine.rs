@@ -32,7 +32,6 @@ pub struct Run {
     pub policy: &'static str,
     /// The seed of the workload, and of what policies draw.
     pub seed: i64,
-    /// Pods that arrived.
     pub arrivals: u64,
     /// Pods that no node fitted.
     pub lost: u64,
@@ -42,7 +41,6 @@ pub struct Run {
     pub first_lost: Option<usize>,
     /// Moves of running pods that made room for others.
     pub moves: u64,
-    /// Allocation against arrived load.
     pub curve: Curve,
     /// State of the cluster each time the load reached another whole percent.
     pub samples: Vec<Sample>,
@@ -59,9 +57,7 @@ pub struct Sample {
     pub load_percent: u64,
     /// Fragmentation ratio of the free room, against the mix of the whole trace.
     pub fragmentation: Share,
-    /// Packing efficiency.
     pub efficiency: Share,
-    /// GPUs without any tenant.
     pub empty_gpus: u64,
 }
 
@@ -77,11 +73,9 @@ pub struct TimedRun {
     pub policy: &'static str,
     /// The seed of the schedule, and of what policies draw.
     pub seed: i64,
-    /// The unit of times.
     pub unit: TimeUnit,
     /// The figures of all pods.
     pub all: ClassFigures,
-    /// The same by class.
     pub by_class: [(PodClass, ClassFigures); 4],
     /// Moves of running pods that made room for others, warm-up included.
     pub moves: u64,

@@ -25,24 +25,10 @@ pub struct End {
 /// A trace whose pods run where nothing is.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementFault {
-    /// The node.
     #[error("pod `{pod}`, column `node`: the node file has no node `{node}`")]
-    Node {
-        /// The pod.
-        pod: String,
-        /// The node.
-        node: String,
-    },
-    /// A device.
+    Node { pod: String, node: String },
     #[error("pod `{pod}`, column `devices`: node `{node}` has no device `{device}`")]
-    Device {
-        /// The pod.
-        pod: String,
-        /// The node.
-        node: String,
-        /// The device.
-        device: DeviceAt,
-    },
+    Device { pod: String, node: String, device: DeviceAt },
 }
 
 /// Lets pods that run stay where they are, and come before those that wait.

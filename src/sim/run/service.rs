@@ -15,13 +15,9 @@ const SAMPLES: u64 = 80;
 /// Pods by the GPUs that they take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PodClass {
-    /// No GPU.
     CpuOnly,
-    /// A part of one.
     Fraction,
-    /// One whole.
     Whole,
-    /// More than one.
     Several,
 }
 
@@ -55,7 +51,6 @@ impl PodClass {
 /// Figures of the pods of one class, or of all pods, that came while it was measured.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClassFigures {
-    /// Pods that came.
     pub arrivals: u64,
     /// What they requested, in thousandths of a GPU.
     pub demand_milli: u64,
@@ -76,7 +71,6 @@ pub struct ClassFigures {
 /// Percentiles of waiting times by nearest rank, in ticks. A pod that does not wait counts as 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Waits {
-    /// The median.
     pub p50: u64,
     /// Nine of ten wait no longer.
     pub p90: u64,
@@ -89,7 +83,6 @@ pub struct Waits {
 /// The state of the cluster at one time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Moment {
-    /// When, in ticks.
     pub at: u64,
     /// Share of all GPUs that is allocated.
     pub allocation: Share,
@@ -97,7 +90,6 @@ pub struct Moment {
     pub waiting: Share,
     /// Fragmentation ratio of the free room, against the mix of the whole trace.
     pub fragmentation: Share,
-    /// Packing efficiency.
     pub efficiency: Share,
 }
 

@@ -11,9 +11,7 @@ use std::{fs, io, process};
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write `{}`", path.display())]
 pub struct ReplaceError {
-    /// The file.
     pub path: PathBuf,
-    /// The system's error.
     pub source: io::Error,
 }
 

@@ -21,11 +21,9 @@ use crate::sim::trace::write::{nodes_csv, pods_csv};
 /// A node as the cluster describes it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClusterNode {
-    /// Its name.
     pub name: String,
     /// CPU and host memory that it offers.
     pub host: HostAmount,
-    /// Its GPUs.
     pub gpus: Vec<ClusterGpu>,
     /// GPUs in MIG mode whose instances are not known.
     pub mig_gpus: usize,
@@ -36,11 +34,9 @@ pub struct ClusterNode {
 /// A GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClusterGpu {
-    /// Product name.
     pub model: String,
     /// Memory that can be allocated.
     pub memory: MemMib,
-    /// Its MIG instances.
     pub instances: Vec<ClusterInstance>,
     /// Whether it takes no new pods.
     pub is_unavailable: bool,
@@ -51,7 +47,6 @@ pub struct ClusterGpu {
 /// A MIG instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterInstance {
-    /// Its profile.
     pub profile: MigProfile,
     /// Memory that can be allocated.
     pub memory: MemMib,
@@ -74,7 +69,6 @@ pub struct ClusterPod {
     pub gpu: Option<GpuRequest>,
     /// When it was created, in seconds since 1970, if known.
     pub created_unix_seconds: Option<u64>,
-    /// Its priority.
     pub priority: i32,
     /// What it holds of the devices of its node, if known, and the isolation it was placed with.
     pub held: Option<(Vec<(DeviceAt, Demand)>, ConfiguredIsolation)>,

@@ -41,9 +41,7 @@ pub struct MoreOfNode {
 /// A MIG instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceInstance {
-    /// Its profile.
     pub profile: MigProfile,
-    /// Its memory.
     pub memory: MemMib,
 }
 

@@ -11,9 +11,7 @@ use crate::sim::trace::dimensions::{DeviceAt, MoreOfNode, TraceInstance};
 /// A device with its place in the trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceDevice {
-    /// Its place.
     pub at: DeviceAt,
-    /// The device.
     pub device: Device,
 }
 

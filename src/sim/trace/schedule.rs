@@ -41,7 +41,6 @@ pub struct TimedWorkload {
     pub nodes: Vec<TraceNode>,
     /// The pods that the schedule draws from.
     pub pods: Vec<TracePod>,
-    /// When they come.
     pub schedule: Schedule,
 }
 

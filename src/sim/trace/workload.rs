@@ -34,40 +34,22 @@ pub struct Workload {
 pub enum WorkloadError {
     /// The load is not a number in range.
     #[error("load `{load}` is not allowed, expected more than 0 and at most {LOAD_MAX}")]
-    Load {
-        /// The load.
-        load: f64,
-    },
+    Load { load: f64 },
     /// The mean load of a replay with times is not a number in range.
     #[error("mean load `{load}` is not allowed, expected more than 0 and at most 10")]
-    MeanLoad {
-        /// The load.
-        load: f64,
-    },
+    MeanLoad { load: f64 },
     /// The factor is out of range: as given, or as the load needs it.
     #[error("times `{compress}` as fast is not allowed, expected more than 0 and at most 1e8")]
-    Compress {
-        /// The factor.
-        compress: f64,
-    },
+    Compress { compress: f64 },
     /// A pod without a time cannot be replayed at its time.
     #[error("pod `{pod}` has no `creation_time`: its file cannot be replayed by its own times")]
-    NoTime {
-        /// The pod.
-        pod: String,
-    },
+    NoTime { pod: String },
     /// A pod that ends before it begins.
     #[error("the `deletion_time` of pod `{pod}` lies before its `creation_time`")]
-    Backwards {
-        /// The pod.
-        pod: String,
-    },
+    Backwards { pod: String },
     /// At this pace too many pods would run at once.
     #[error("times `{compress}` as fast, more than {ARRIVALS_MAX} pods would run at once")]
-    TooManyRunning {
-        /// The factor.
-        compress: f64,
-    },
+    TooManyRunning { compress: f64 },
     /// A load is relative to the cluster's GPUs, and there are none.
     #[error("none of the `{nodes}` nodes has a GPU")]
     NoGpus {
@@ -82,10 +64,7 @@ pub enum WorkloadError {
     },
     /// The load needs more pods than are generated.
     #[error("load `{load}` needs more than {ARRIVALS_MAX} arrivals of this trace")]
-    TooManyArrivals {
-        /// The load.
-        load: f64,
-    },
+    TooManyArrivals { load: f64 },
 }
 
 impl Workload {

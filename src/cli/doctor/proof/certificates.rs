@@ -77,15 +77,12 @@ pub(crate) struct Trust {
 
 /// A certificate of gpupack, as its Secret has it.
 pub(crate) struct Served {
-    /// Name of the check.
     pub(crate) check: &'static str,
     /// Where it was seen, for people.
     pub(crate) from: String,
     /// The file with the chain, of its path the last part.
     pub(crate) file: String,
-    /// What it holds.
     pub(crate) shown: Read<Shown>,
-    /// Those who trust it.
     pub(crate) trusts: Vec<Trust>,
 }
 

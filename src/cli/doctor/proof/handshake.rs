@@ -18,11 +18,8 @@ const WITHIN: Duration = Duration::from_secs(10);
 
 /// A port of a pod.
 pub(crate) struct Door<'a> {
-    /// Namespace of the pod.
     pub(crate) namespace: &'a str,
-    /// Its name.
     pub(crate) pod: &'a str,
-    /// The port.
     pub(crate) port: u16,
     /// The name by which its clients call it.
     pub(crate) called: &'a str,

@@ -198,7 +198,10 @@ fn replicas_are_replaced_one_by_one_by_those_of_another_version_and_back() {
             assert_eq!(stage.watching.ask(bound), stage.created);
             let events = stage.watching.verdict();
             let what = "four replicas of two versions replaced one by one";
-            figure("rolling", &format!("{what}: no pod refused, no fault in {events} pod events"));
+            figure(
+                "rolling",
+                &format!("{what}: no pod lacked room, no fault in {events} pod events"),
+            );
         },
     );
 }

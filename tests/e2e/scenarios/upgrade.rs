@@ -172,8 +172,10 @@ fn pods_in_the_middle_of_what_is_gone_stay_where_they_are() {
                 assert!(started.elapsed() < LIMIT, "{written}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
-            // On its way it is allocated both of its GPUs.
-            let before = until_allocated(&stage, |load| load.len() == 4).await;
+            // On its way it is allocated both of its GPUs. `train` may be, too, while its bind waits.
+            let left = fleet.uuids("gone-00")[1];
+            let on_both = |load: &Load| load.get(left).is_some_and(|it| it.1 == 500_000);
+            let before = until_allocated(&stage, on_both).await;
             for (version, program, settings) in
                 [(1, None, &without), (2, Some(&previous), &with_gone), (3, None, &without)]
             {

@@ -389,15 +389,13 @@ pub(crate) async fn prioritize(
 ))]
 pub(crate) async fn bind_pod(
     State(service): State<Service>,
-    arrival: Option<Extension<Arrival>>,
+    Extension(arrival): Extension<Arrival>,
     ReadBody(body): ReadBody,
 ) -> Response {
     let app = &service.app;
     let started = app.clock.precise();
     is_ready_soon(&service).await;
-    let waited = || app.clock.precise().saturating_sub(started);
-    let spent = arrival.map_or_else(waited, |Extension(arrival)| arrival.spent(app));
-    let answer = binding::bind_after(app, &body, spent).await;
+    let answer = binding::bind_after(app, &body, arrival.spent(app)).await;
     answered(app, Verb::Bind, started, answer)
 }
 

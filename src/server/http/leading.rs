@@ -76,15 +76,12 @@ pub(crate) async fn by_leader(
     let Door { app, port } = &door;
     request.extensions_mut().insert(Arrival(app.clock.precise()));
     let mut news = app.leading.subscribe();
-    let is_bind = *port == Port::Verbs && request.uri().path() == "/v1/bind";
-    let counted = || is_bind.then(|| app.binds.begin_call());
-    let mut open = counted();
     if !app.leads() {
-        open = None;
-        if door.comes_to_lead(&mut news).await {
-            open = counted();
-        }
+        door.until_leading(&mut news).await;
     }
+    let is_bind = *port == Port::Verbs && request.uri().path() == "/v1/bind";
+    // Before the look whether this replica leads: one that hands over waits for such calls.
+    let open = is_bind.then(|| app.binds.begin_call());
     if !app.leads() {
         if let Some(left_out) = LOGGED.admits(("not leading", port.label()), app.clock.precise()) {
             tracing::warn!(path = %request.uri().path(), left_out, "refused a call: this replica does not lead");
@@ -98,8 +95,8 @@ pub(crate) async fn by_leader(
 }
 
 impl Door {
-    /// Waits until this replica leads; false if that takes too long.
-    async fn comes_to_lead(&self, news: &mut watch::Receiver<Leader>) -> bool {
+    /// Waits until this replica leads, for a moment.
+    async fn until_leading(&self, news: &mut watch::Receiver<Leader>) {
         let Self { app, port } = self;
         let limit = match port {
             Port::Verbs => VERBS_WITHIN.min(app.config.scheduler_timeout / 2),
@@ -108,13 +105,13 @@ impl Door {
         let began = app.clock.precise();
         loop {
             let most = match *news.borrow_and_update() {
-                Leader::Here => return true,
+                Leader::Here => return,
                 Leader::Unknown => limit,
                 Leader::Elsewhere | Leader::Lapsed => limit.min(ELSEWHERE_WITHIN),
             };
             let left = most.saturating_sub(app.clock.precise().saturating_sub(began));
             if !matches!(tokio::time::timeout(left, news.changed()).await, Ok(Ok(()))) {
-                return false;
+                return;
             }
         }
     }

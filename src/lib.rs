@@ -561,7 +561,7 @@ pub mod sim {
 
     /// One run of the simulator.
     pub mod run {
-        pub(crate) mod baseline;
+        pub mod baseline;
         pub mod policy;
         pub mod cluster;
         pub mod placed;

@@ -10,13 +10,8 @@ use gpupack::hardware::units::{Demand, Share};
 use gpupack::model::reservation::Reservation;
 use gpupack::scoring::context::{ScoringContext, Taken, TakenList};
 use gpupack::scoring::strategy::PlacementCost;
+use gpupack::sim::run::baseline::{MAX_CPU, MAX_GPU, free_gpu, whole};
 use gpupack::waste::compiled_mix::CompiledMix;
-
-/// Cores of the largest node, in thousandths.
-const MAX_CPU: i64 = 128_000;
-
-/// GPUs of the largest node, in millionths.
-const MAX_GPU: i64 = 8_000_000;
 
 /// A placement rule of the literature.
 #[derive(Clone, Copy, Debug)]
@@ -137,18 +132,6 @@ fn packing_score(context: &ScoringContext<'_>, taken: &[Taken]) -> i64 {
     }
     let left: i64 = taken.iter().map(|(at, _)| whole(context.rooms[*at].free.share) / 10_000).sum();
     (100 - left / 10).max(50)
-}
-
-fn free_gpu(context: &ScoringContext<'_>) -> i64 {
-    context.rooms.iter().map(|room| whole(room.free.share)).sum()
-}
-
-fn whole(share: Share) -> i64 {
-    i64_of(share.millionths())
-}
-
-fn i64_of(value: u64) -> i64 {
-    i64::try_from(value).expect("amounts of one node are far below 2^63")
 }
 
 #[cfg(test)]

@@ -13,10 +13,10 @@ use crate::scoring::strategy::PlacementCost;
 use crate::waste::compiled_mix::CompiledMix;
 
 /// Cores of the largest node, in thousandths.
-const MAX_CPU: i64 = 128_000;
+pub const MAX_CPU: i64 = 128_000;
 
 /// GPUs of the largest node, in millionths.
-const MAX_GPU: i64 = 8_000_000;
+pub const MAX_GPU: i64 = 8_000_000;
 
 /// A placement rule of the literature.
 #[derive(Clone, Copy, Debug)]
@@ -77,11 +77,13 @@ fn best_fit_score(context: &ScoringContext<'_>, taken: &[Taken]) -> i64 {
     (100 * MAX_CPU * MAX_GPU - 50 * (cpu * MAX_GPU + gpu * MAX_CPU)) / (MAX_CPU * MAX_GPU)
 }
 
-fn free_gpu(context: &ScoringContext<'_>) -> i64 {
+/// The free share of the devices that a request may use, in millionths of a GPU.
+pub fn free_gpu(context: &ScoringContext<'_>) -> i64 {
     context.rooms.iter().map(|room| whole(room.free.share)).sum()
 }
 
-fn whole(share: Share) -> i64 {
+/// A share, in millionths of a GPU.
+pub fn whole(share: Share) -> i64 {
     i64_of(share.millionths())
 }
 

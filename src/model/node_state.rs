@@ -1339,8 +1339,9 @@ impl NodeState {
         });
     }
 
-    /// The same for a pod that runs at home, and goes to another MIG instance.
-    pub fn move_out(&mut self, uid: &PodUid, on: DeviceId, spot: Spot) {
+    /// The same for a pod that runs at home, and goes to another MIG instance, as the version before did.
+    #[cfg(test)]
+    pub(crate) fn move_out(&mut self, uid: &PodUid, on: DeviceId, spot: Spot) {
         self.change_guest(uid, |reservation| {
             reservation.placement.guest = Some(Guest { on, spot: Some(spot), leaving: None });
             reservation.departure = Departure::Arrives { clean_lists: None };
@@ -1348,7 +1349,8 @@ impl NodeState {
     }
 
     /// Notes that the container of such a pod has ended at home.
-    pub fn moved_out(&mut self, uid: &PodUid) {
+    #[cfg(test)]
+    pub(crate) fn moved_out(&mut self, uid: &PodUid) {
         self.change_guest(uid, |reservation| {
             if reservation.is_arriving() {
                 reservation.departure = Departure::Arrives { clean_lists: Some(0) };

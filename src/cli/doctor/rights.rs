@@ -133,7 +133,7 @@ pub(crate) struct NeededRight {
 pub(crate) fn of_extender(config: &Config) -> Vec<NeededRight> {
     let (keys, missing) = ("guard.evict and preemption", MAY_NOT_EVICT);
     let evicts = NeededRight { verb: "create", subresource: "eviction", keys, missing };
-    let (keys, missing) = ("borrow", MAY_NOT_MOVE);
+    let (keys, missing) = ("pools with `borrow`", MAY_NOT_MOVE);
     let moves = NeededRight { verb: "patch", subresource: "resize", keys, missing };
     let has_to =
         [(evicts, config.guard.evict || config.preemption.enabled), (moves, config.pools.lends())];

@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use prometheus::{
     Encoder, Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge,
-    IntGaugeVec, Registry, TextEncoder,
+    Registry, TextEncoder,
 };
 
 use crate::hardware::device::MigProfile;
-use crate::ledger::suggest::displacement::MOST_MOVES;
 use crate::metrics::demand::{AccountUse, DemandFamilies, Queue, TeamFigures};
 use crate::metrics::fleet::{Fleet, FleetFamilies};
 use crate::metrics::guard::{EvictionReason, EvictionResult, GuardFamilies, OutsideFigures};
@@ -41,14 +40,12 @@ pub struct Metrics {
     standing_holds: IntGauge,
     requeues: IntCounterVec,
     reports: IntCounterVec,
-    report_interval: Histogram,
     audit_failures: IntCounter,
     ready: IntGauge,
     token_refused: Gauge,
     oldest_report: Gauge,
     watch_lag: Histogram,
     watch_events: IntCounterVec,
-    placeable_by_moves: IntGaugeVec,
     fleet: FleetFamilies,
     demand: DemandFamilies,
     guard: GuardFamilies,
@@ -117,11 +114,6 @@ impl Metrics {
                 "Agent reports by result.",
                 &["result"],
             ),
-            report_interval: make.histogram(
-                "gpupack_report_interval_seconds",
-                "Time between two accepted reports of one node.",
-                &[0.25, 0.5, 1.0, 2.5, 5.0, 6.0, 10.0, 15.0, 60.0],
-            ),
             audit_failures: make.counter(
                 "gpupack_ledger_audit_failures_total",
                 "Nodes whose sums differed from their reservations.",
@@ -147,11 +139,6 @@ impl Metrics {
                 "gpupack_watch_events_total",
                 "What the watches brought: changes, and failures after which they started again.",
                 &["resource", "kind"],
-            ),
-            placeable_by_moves: make_of_cluster.int_gauges(
-                "gpupack_waiting_pods_movable",
-                "Waiting pods for which this many moves of running pods would free room.",
-                &["moves"],
             ),
             certificate_expiry: make.gauges(
                 "gpupack_certificate_expiry_timestamp_seconds",
@@ -192,7 +179,6 @@ impl Metrics {
                 self.watch_events.with_label_values(&[resource, kind]);
             }
         }
-        self.set_moves(&[0; MOST_MOVES]);
         self.set_certificates(CertificateLabel::ALL.map(|label| (label, 0)));
     }
 
@@ -256,25 +242,14 @@ impl Metrics {
         self.requeues.with_label_values(&[result.label()]).inc();
     }
 
-    /// Records a report, and the time since the last one.
-    pub fn report(&self, result: ReportResult, since_last: Option<Duration>) {
+    /// Counts a report.
+    pub fn report(&self, result: ReportResult) {
         self.reports.with_label_values(&[result.label()]).inc();
-        if let Some(interval) = since_last {
-            self.report_interval.observe(interval.as_secs_f64());
-        }
     }
 
     /// Counts the faults that an audit of the ledger found.
     pub fn audited(&self, faults: usize) {
         self.audit_failures.inc_by(u64::try_from(faults).unwrap_or(u64::MAX));
-    }
-
-    /// Sets how many waiting pods each number of moves would help.
-    pub fn set_moves(&self, placeable: &[usize; MOST_MOVES]) {
-        for (moves, pods) in (1..).zip(placeable) {
-            let gauge = self.placeable_by_moves.with_label_values(&[&format!("{moves}")]);
-            gauge.set(i64::try_from(*pods).unwrap_or(i64::MAX));
-        }
     }
 
     /// Sets the gauges of use beyond what is allocated.

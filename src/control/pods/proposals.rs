@@ -49,7 +49,7 @@ pub fn proposals(app: &App, sees: &dyn Fn(&str) -> bool) -> MoveProposals {
 
 /// The moves that make room for waiting pods of namespaces that the reader `sees`. Looks at every node for each
 /// different request: tens of milliseconds in a large cluster.
-pub fn to_place(app: &App, sees: &dyn Fn(&str) -> bool) -> Vec<PlaceProposal> {
+fn to_place(app: &App, sees: &dyn Fn(&str) -> bool) -> Vec<PlaceProposal> {
     let mut waiting: Vec<(WaitingState, usize)> = Vec::new();
     let mut known: BTreeMap<PlacementRequest, usize> = BTreeMap::new();
     let mut refused = app.waiting.all();

@@ -60,8 +60,6 @@ pub struct Receipt {
     pub session: u64,
     /// Whether it was applied; a repeated or late report is not.
     pub is_taken: bool,
-    /// When the previous report was received.
-    pub last_report: Option<Timestamp>,
     /// The version of what is allocated on the node.
     pub allocations_version: u64,
     /// What is allocated on the node; `None` if the agent already has this version.
@@ -277,14 +275,7 @@ impl Ledger {
             (version, (known != Some(version)).then(held))
         });
         let is_taken = !is_repeated;
-        Ok(Receipt {
-            session: current,
-            is_taken,
-            last_report,
-            allocations_version,
-            allocations,
-            events,
-        })
+        Ok(Receipt { session: current, is_taken, allocations_version, allocations, events })
     }
 
     /// Gives new pods nothing of the devices of a node, or of all nodes, until its next report: a pod

@@ -115,7 +115,7 @@ pub(crate) async fn prove(
         Ok(()) => next.run(request).await,
         Err(error) => {
             let app = &access.app;
-            app.metrics.report(error.result(), None);
+            app.metrics.report(error.result());
             if let Some(left_out) = LOGGED.admits(("agent", "refused"), app.clock.precise()) {
                 tracing::warn!(node, %error, left_out, "an agent may not report");
             }

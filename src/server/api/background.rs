@@ -8,15 +8,10 @@ use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 use crate::control::loops;
-use crate::control::pods::proposals::to_place;
 use crate::control::pods::reasons::{look_again, next_untold, tell};
 use crate::control::shared::app::{App, Truth};
 use crate::kube_api::write::carry_out;
-use crate::ledger::suggest::displacement::MOST_MOVES;
 use crate::server::history::recall::recalling;
-
-/// Pause between two searches for moves that would help.
-const PROPOSE_EVERY: Duration = Duration::from_secs(30);
 
 /// Pause between two looks at the pods that wait the longest.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -28,7 +23,6 @@ pub async fn run(app: Arc<App>, stop: watch::Receiver<bool>) {
     tokio::select! {
         () = running.failed() => {}
         () = without_cluster(&app) => {}
-        () = proposing(&app) => {}
         () = explaining(&app) => {}
         () = async { recalling(&app).await; std::future::pending::<()>().await } => {}
         _ = stop.wait_for(|stop| *stop) => {}
@@ -40,25 +34,6 @@ async fn without_cluster(app: &App) {
     match app.truth {
         Truth::Cluster(_) => std::future::pending().await,
         Truth::Ledger => carry_out::run(app.outside.clone(), None, None).await,
-    }
-}
-
-/// Keeps the figures about moves fresh, off the threads that answer calls.
-async fn proposing(app: &Arc<App>) {
-    let mut interval = tokio::time::interval(PROPOSE_EVERY);
-    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        interval.tick().await;
-        let worker = Arc::clone(app);
-        let found = tokio::task::spawn_blocking(move || to_place(&worker, &|_| true)).await;
-        let Ok(to_place) = found else { continue };
-        let mut placeable = [0; MOST_MOVES];
-        for proposal in to_place {
-            if let Some(pods) = placeable.get_mut(proposal.moves.len() - 1) {
-                *pods += proposal.pods;
-            }
-        }
-        app.metrics.set_moves(&placeable);
     }
 }
 

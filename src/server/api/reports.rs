@@ -45,7 +45,7 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
     let report = match Report::from_json(body) {
         Ok(report) => report,
         Err(error) => {
-            app.metrics.report(ReportResult::Refused, None);
+            app.metrics.report(ReportResult::Refused);
             return refuse(StatusCode::UNPROCESSABLE_ENTITY, &error.to_string(), None);
         }
     };
@@ -54,8 +54,7 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
         Ok(receipt) => {
             let result =
                 if receipt.is_taken { ReportResult::Accepted } else { ReportResult::Ignored };
-            let last = receipt.last_report.filter(|_| receipt.is_taken);
-            app.metrics.report(result, last.map(|last| now.since(last)));
+            app.metrics.report(result);
             app.outbox.push(receipt.events);
             if receipt.is_taken {
                 let rules = Rules {
@@ -82,7 +81,7 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
             (StatusCode::OK, to_json(&reply))
         }
         Err(refusal) => {
-            app.metrics.report(ReportResult::Refused, None);
+            app.metrics.report(ReportResult::Refused);
             let (status, reason) = match &refusal {
                 ReportRefusal::UnknownNode { .. } => (StatusCode::NOT_FOUND, None),
                 ReportRefusal::OldSession { .. }

@@ -602,7 +602,6 @@ pub mod cli {
         pub mod agent;
         pub mod extender;
         pub mod webhook;
-        pub mod webhook_cert;
     }
 
     /// Commands that query a running extender.

@@ -9,7 +9,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use gpupack::causes::with_causes;
 use gpupack::cli::base::failure::Failure;
 use gpupack::cli::query::{advise, completion, explain, snapshot, waiting};
-use gpupack::cli::serve::{agent, extender, webhook, webhook_cert};
+use gpupack::cli::serve::{agent, extender, webhook};
 use gpupack::cli::{demo, doctor, init, simulate, top};
 use gpupack::clock::Clock;
 use gpupack::config::gone;
@@ -34,8 +34,6 @@ enum Command {
     Agent(agent::AgentArgs),
     /// Serve the API server: check and complete pods that request a GPU
     Webhook(webhook::WebhookArgs),
-    /// Print a certificate for the webhook as a Secret, for clusters without cert-manager
-    WebhookCert(webhook_cert::WebhookCertArgs),
     /// Show what nodes, GPUs and tenants have, hold and use now
     Top(top::command::TopArgs),
     /// Say why a pod waits, and what would help
@@ -76,7 +74,6 @@ fn main() -> ExitCode {
         Command::Extender(args) => ended(extender::run(&args), 1),
         Command::Agent(args) => ended(agent::run(args, Clock::start()), 1),
         Command::Webhook(args) => ended(webhook::run(&args), 1),
-        Command::WebhookCert(args) => ended(webhook_cert::run(&args, Clock::start()), 1),
         Command::Demo(args) => ended(demo::command::run(&args, Clock::start()), 1),
         Command::Snapshot(args) => ended(snapshot::run(&args), 1),
         Command::Top(args) => answered(top::command::run(&args)),

@@ -37,14 +37,10 @@ fn extender(api: &str, folder: &Path) -> Served {
          users: [{{name: u, user: {{token: none}}}}]\n"
     );
     // Nodes stay in the ledger while their agents are silent.
-    let config = "report_stale_seconds: 3600\npage_listen: 127.0.0.1:0\n";
-    let [kubeconfig, config] =
-        [("kubeconfig", kubeconfig.as_str()), ("config", config)].map(|(name, text)| {
-            let path = folder.join(name);
-            std::fs::write(&path, text).expect("the folder is writable");
-            path.into_os_string().into_string().expect("a folder with a plain name")
-        });
-    Served::start(&["extender", "--kubeconfig", &kubeconfig, "--config", &config])
+    let keys = "report_stale_seconds: 3600\n";
+    let path = folder.join("kubeconfig");
+    std::fs::write(&path, kubeconfig).expect("the folder is writable");
+    Served::extender(keys, path.to_str().expect("a folder with a plain name"), folder)
 }
 
 /// A cluster with its extender. What ends first stands first.

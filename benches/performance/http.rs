@@ -11,8 +11,8 @@ use super::wrk::Wrk;
 /// A cluster half full.
 fn demo(nodes: usize) -> Served {
     let nodes = nodes.to_string();
-    let cluster = ["demo", "--gpus-per-node", "8", "--fill", "0.5", "--nodes", &nodes];
-    Served::start(&[&cluster[..], &["--arrival-rate", "0"]].concat())
+    let cluster = ["--gpus-per-node", "8", "--fill", "0.5", "--nodes", &nodes];
+    Served::demo(&[&cluster[..], &["--arrival-rate", "0"]].concat())
 }
 
 /// The lines of the table; curves are added.

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -21,6 +22,18 @@ pub(crate) struct Served {
     metrics: String,
 }
 
+/// A free address of the loopback interface.
+fn free() -> String {
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr());
+    port.expect("a port is free").to_string()
+}
+
+fn started(arguments: &[&str]) -> Child {
+    let mut program = Command::new(env!("CARGO_BIN_EXE_gpupack"));
+    program.args(arguments).args(["--log-level", "error"]).stdout(Stdio::null());
+    program.spawn().expect("gpupack can be started")
+}
+
 impl Drop for Served {
     fn drop(&mut self) {
         let _ = self.process.kill();
@@ -29,22 +42,24 @@ impl Drop for Served {
 }
 
 impl Served {
-    /// Starts one with these arguments, on its own addresses. Its errors are shown. A demo has
-    /// everything on one.
-    pub(crate) fn start(arguments: &[&str]) -> Self {
-        let free = || {
-            let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr());
-            port.expect("a port is free").to_string()
-        };
+    /// Starts a demo with these arguments, with everything on one address. Its errors are shown.
+    pub(crate) fn demo(arguments: &[&str]) -> Self {
         let address = free();
-        let mut program = Command::new(env!("CARGO_BIN_EXE_gpupack"));
-        program.args(arguments).args(["--log-level", "error", "--listen", &address]);
-        let (mut agents, mut metrics) = (address.clone(), address.clone());
-        if arguments.first() == Some(&"extender") {
-            (agents, metrics) = (free(), free());
-            program.args(["--agents-listen", &agents, "--metrics-listen", &metrics]);
-        }
-        let process = program.stdout(Stdio::null()).spawn().expect("gpupack can be started");
+        let process = started(&[&["demo", "--listen", &address], arguments].concat());
+        Self { process, agents: address.clone(), metrics: address.clone(), address }
+    }
+
+    /// Starts an extender with these keys and a kubeconfig, on its own addresses. Its file is in `folder`.
+    pub(crate) fn extender(keys: &str, kubeconfig: &str, folder: &Path) -> Self {
+        let (address, agents, metrics) = (free(), free(), free());
+        let text = format!(
+            "{keys}kubeconfig: {kubeconfig}\nlisten: {address}\nagents_listen: {agents}\n\
+             metrics_listen: {metrics}\npage_listen: 127.0.0.1:0\n"
+        );
+        let file = folder.join("config");
+        std::fs::write(&file, text).expect("the folder is writable");
+        let file = file.to_str().expect("a folder with a plain name");
+        let process = started(&["extender", "--config", file]);
         Self { process, address, agents, metrics }
     }
 

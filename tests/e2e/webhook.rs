@@ -14,6 +14,7 @@ use kube::Client;
 use kube::api::{Api, DeleteParams, DynamicObject, PostParams};
 use serde_json::{Value, json};
 
+use crate::authority::Authority;
 use crate::clock;
 use crate::cluster::Cluster;
 use crate::control_plane::{ControlPlane, free_ports};
@@ -36,8 +37,8 @@ impl Webhook {
     /// `settings` are those of the file that extender and webhook share.
     pub(crate) async fn start(plane: &ControlPlane, cluster: &Cluster, settings: Value) -> Self {
         let [port] = free_ports();
-        let certificate = certificate();
-        let part = |name: &str| certificate[name].as_str().expect("a part of the Secret");
+        let authority = Authority::new();
+        let pair = authority.pair("127.0.0.1");
         let file = |name: &str, text: &str| {
             let path = plane.work().join(name);
             std::fs::write(&path, text).expect("the work folder is writable");
@@ -46,8 +47,8 @@ impl Webhook {
         let mut settings = settings;
         let section = &mut settings["webhook"];
         section["listen"] = format!("127.0.0.1:{port}").into();
-        section["certificate_file"] = text_of(&file("webhook.crt", part("tls.crt")));
-        section["key_file"] = text_of(&file("webhook.key", part("tls.key")));
+        section["certificate_file"] = text_of(&file("webhook.crt", &pair.certificate));
+        section["key_file"] = text_of(&file("webhook.key", &pair.key));
         let takes_over = section["take_over_whole_gpus"] == true;
         // JSON is YAML.
         let config = file("webhook.yaml", &settings.to_string());
@@ -56,7 +57,7 @@ impl Webhook {
         let log = plane.log("webhook");
         let process = Leash::start("gpupack webhook", &gpupack(), &arguments, &log);
         runtime_classes(&cluster.client).await;
-        let mut configured = configuration(port, part("ca.crt"));
+        let mut configured = configuration(port, &authority.certificate);
         if takes_over {
             let of_pods = condition_of_take_over();
             let of_templates = of_pods.replace("object.", "object.spec.template.");
@@ -206,16 +207,6 @@ pub(crate) async fn runtime_classes(client: &Client) {
             Err(error) => panic!("cannot create the RuntimeClass: {error}"),
         }
     }
-}
-
-/// What `gpupack webhook-cert` prints for an address in place of a service.
-fn certificate() -> Value {
-    let mut command = Command::new(gpupack());
-    let output = command.args(["webhook-cert", "--name", "127.0.0.1"]).output();
-    let output = output.expect("gpupack can be started");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let mut secret: Value = serde_json::from_slice(&output.stdout).expect("a Secret");
-    secret["stringData"].take()
 }
 
 fn text_of(path: &Path) -> Value {

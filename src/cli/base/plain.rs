@@ -48,15 +48,12 @@ pub(crate) struct LookArgs {
     /// Only ASCII
     #[arg(long)]
     pub(crate) no_unicode: bool,
-    /// The variable of that name; any text turns colors off.
-    #[arg(long, hide = true, env = "NO_COLOR", hide_env = true, value_name = "TEXT")]
-    no_color: Option<String>,
 }
 
 impl LookArgs {
-    /// Whether to color.
+    /// Whether to color. Any text in the variable `NO_COLOR` turns colors off.
     pub(crate) fn is_colored(&self) -> bool {
-        let is_off = self.no_color.as_ref().is_some_and(|text| !text.is_empty());
+        let is_off = std::env::var_os("NO_COLOR").is_some_and(|text| !text.is_empty());
         match self.color {
             When::Always => true,
             When::Never => false,

@@ -54,27 +54,12 @@ const SILENT_FOR: Duration = Duration::from_secs(40);
 /// the process.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Flags of `gpupack extender`. A flag wins over the file.
+/// Flags of `gpupack extender`. Those of log lines win over the file.
 #[derive(Debug, Args)]
 pub struct ExtenderArgs {
     /// Configuration file (YAML); without it everything has its default
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Address of the verbs, for instance 0.0.0.0:8080
-    #[arg(long, value_name = "ADDR")]
-    listen: Option<std::net::SocketAddr>,
-    /// Address of the page and its queries, for instance 0.0.0.0:8081
-    #[arg(long, value_name = "ADDR")]
-    page_listen: Option<std::net::SocketAddr>,
-    /// Address for agents, for instance 0.0.0.0:8082
-    #[arg(long, value_name = "ADDR")]
-    agents_listen: Option<std::net::SocketAddr>,
-    /// Address of metrics and probes, for instance 0.0.0.0:8083
-    #[arg(long, value_name = "ADDR")]
-    metrics_listen: Option<std::net::SocketAddr>,
-    /// Kubeconfig file; without it the pod's service account is used
-    #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
     /// Name of this pod among the replicas; without it the process acts alone
     #[arg(long, value_name = "POD", requires = "replica_address")]
     replica: Option<String>,
@@ -90,17 +75,6 @@ impl ExtenderArgs {
     /// The configuration from file and flags.
     fn config(&self) -> Result<Config> {
         let mut config = config_file(self.config.as_deref())?;
-        for (flag, key) in [
-            (self.listen, &mut config.listen),
-            (self.page_listen, &mut config.page_listen),
-            (self.agents_listen, &mut config.agents_listen),
-            (self.metrics_listen, &mut config.metrics_listen),
-        ] {
-            flag.into_iter().for_each(|address| *key = address);
-        }
-        if let Some(kubeconfig) = &self.kubeconfig {
-            config.kubeconfig = Some(kubeconfig.clone());
-        }
         if let Some(level) = self.log.level_flag() {
             config.log_level = level.to_owned();
         }

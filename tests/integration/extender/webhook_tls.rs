@@ -1,4 +1,4 @@
-//! The webhook as the API server calls it: over TLS, with a certificate of `gpupack webhook-cert`.
+//! The webhook as the API server calls it: over TLS.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -28,12 +28,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_rustls::TlsConnector;
 
-use crate::harness::authority::client_config;
+use crate::harness::authority::{Authority, client_config};
 
 /// What the service is called in the shipped manifests.
 const NAME: &str = "gpupack-webhook.gpu-system.svc";
 
-/// The parts of the Secret that the command prints.
+/// The parts of its Secret.
 struct Pair {
     authority: String,
     certificate: String,
@@ -41,13 +41,9 @@ struct Pair {
 }
 
 fn fresh_pair() -> Pair {
-    let output = Command::new(env!("CARGO_BIN_EXE_gpupack")).arg("webhook-cert").output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let secret: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((&secret["kind"], &secret["type"]), (&json!("Secret"), &json!("kubernetes.io/tls")));
-    assert_eq!(secret["metadata"]["namespace"], "gpu-system");
-    let part = |name: &str| secret["stringData"][name].as_str().unwrap().to_owned();
-    Pair { authority: part("ca.crt"), certificate: part("tls.crt"), key: part("tls.key") }
+    let authority = Authority::new();
+    let made = authority.pair(NAME);
+    Pair { authority: authority.certificate, certificate: made.certificate, key: made.key }
 }
 
 /// A running webhook.

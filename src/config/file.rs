@@ -44,6 +44,9 @@ pub enum LogFormat {
     Json,
 }
 
+/// Longest time of one call to the API server, if kube-scheduler waits twice as long or more.
+const API_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Checked configuration of the extender; its fields have the order of the docs.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Validate)]
 #[serde(default, deny_unknown_fields)]
@@ -124,15 +127,16 @@ pub struct Config {
     #[serde(rename = "report_stale_seconds", deserialize_with = "seconds::<10, 3_600, _>")]
     pub stale_after: Duration,
     /// How long a bind waits until pods that borrow its room have left.
-    #[serde(rename = "recall_seconds", deserialize_with = "seconds::<1, 60, _>")]
+    /// No key: tests have other values.
+    #[serde(skip)]
     pub recall: Duration,
     /// Longest time that processes of an ended pod keep its devices.
     #[serde(rename = "drain_seconds", deserialize_with = "seconds::<10, 600, _>")]
     pub drain_limit: Duration,
-    /// Longest time of one call to the API server.
-    #[serde(rename = "api_timeout_seconds", deserialize_with = "seconds::<1, 60, _>")]
+    /// Longest time of one call to the API server: 5 s, and at most half of `scheduler_timeout`.
+    #[serde(skip)]
     pub api_timeout: Duration,
-    /// How long kube-scheduler waits for an answer; more than `api_timeout`.
+    /// How long kube-scheduler waits for an answer.
     #[serde(rename = "scheduler_timeout_seconds", deserialize_with = "seconds::<2, 120, _>")]
     pub scheduler_timeout: Duration,
     /// Largest request body that is read, in bytes.
@@ -200,7 +204,7 @@ impl Default for Config {
             stale_after: Duration::from_secs(15),
             recall: Duration::from_secs(8),
             drain_limit: Duration::from_secs(30),
-            api_timeout: Duration::from_secs(5),
+            api_timeout: API_TIMEOUT,
             scheduler_timeout: Duration::from_secs(10),
             max_body_bytes: 32 << 20,
             placed_events: true,
@@ -278,13 +282,13 @@ impl Config {
             let value = if rest.is_empty() { section } else { section.and_then(|it| it.get(rest)) };
             faults.push(fault(&path, value, error));
         }
-        faults.extend(config.timeout_fault());
         if config.certificates.is_some() && config.tls.is_none() {
             faults.push("`certificates` is not allowed without `tls`".to_owned());
         }
         let is_limited = config.webhook.memory_limit == MemoryLimit::Driver;
         let pools = config.pools.capped(config.max_limit).limited_by_driver(is_limited);
-        let config = Self { pools, ..config };
+        let api_timeout = API_TIMEOUT.min(config.scheduler_timeout / 2);
+        let config = Self { pools, api_timeout, ..config };
         if faults.is_empty() { Ok(config) } else { Err(ConfigFaults { faults }) }
     }
 
@@ -329,17 +333,6 @@ impl Config {
             workloads: workloads(&self.workloads),
             access: self.access.rules(),
         }
-    }
-
-    /// A Binding is posted only if kube-scheduler can get its answer in time.
-    fn timeout_fault(&self) -> Option<String> {
-        let (api, scheduler) = (self.api_timeout.as_secs(), self.scheduler_timeout.as_secs());
-        (scheduler <= api).then(|| {
-            format!(
-                "`scheduler_timeout_seconds: {scheduler}` is not allowed: it must be more than \
-                 `api_timeout_seconds: {api}`, and is the `httpTimeout` of kube-scheduler"
-            )
-        })
     }
 }
 

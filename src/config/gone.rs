@@ -86,6 +86,13 @@ pub const KEYS: &[Gone] = &[
         None,
         "leave it out; agents have the ServiceAccount `gpupack-agent`",
     ),
+    gone("recall_seconds", None, "leave it out; bind waits 8 s at most"),
+    gone(
+        "api_timeout_seconds",
+        None,
+        "leave it out; it is 5 s, and at most half of `scheduler_timeout_seconds`",
+    ),
+    gone("guard.tolerance_mib", None, "leave it out; it is 128 MiB"),
     gone("lease.name", None, "leave it out; the Lease is `gpupack`"),
 ];
 
@@ -103,6 +110,11 @@ pub const FLAGS: &[Gone] = &[
         "leave it out; the certificate of every replica needs `gpupack-extender`",
     ),
     gone("--report-rate", None, "leave it out; simulated agents send 500 reports a second at most"),
+    gone("--listen", None, "set `listen` in the file of `--config`"),
+    gone("--page-listen", None, "set `page_listen` in the file of `--config`"),
+    gone("--agents-listen", None, "set `agents_listen` in the file of `--config`"),
+    gone("--metrics-listen", None, "set `metrics_listen` in the file of `--config`"),
+    gone("--kubeconfig", None, "set `kubeconfig` in the file of `--config`"),
     gone("--chart", None, "say `--charts` with a folder"),
     gone("--mps-protocol", None, "leave it out; the agent speaks protocol 2 with daemons of MPS"),
 ];

@@ -124,7 +124,7 @@ fn two_notebooks_run_on_two_shared_mig_instances_and_one_gives_way() {
 
 #[test]
 fn a_guest_that_ends_late_delays_the_bind_and_no_more() {
-    let settings = json!({"pools": {"": {"borrow": "compute"}}, "recall_seconds": 2});
+    let settings = json!({"pools": {"": {"borrow": "compute"}}});
     node_scenario("borrow-late", GpuRuntime::Plain, settings, |node| async move {
         let (first, _) = two_notebooks(&node, 7).await;
         node.extender.picture(NODE, "borrow-1");

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::api::PostParams;
-use serde_json::json;
 
 use crate::clock;
 use crate::fleet::{A100, Fleet};
@@ -19,16 +18,12 @@ const GIVEN_UP_AFTER: Duration = Duration::from_millis(10_300);
 #[test]
 fn an_abandoned_bind_is_not_posted_again() {
     scenario("given-up", |bed| async move {
-        // No Binding arrives in time: each is undecided after 4 s, and posted again while that is allowed.
+        // No Binding arrives in time: each is undecided after 5 s, when its caller would no longer get an answer in time.
         let held =
             Faults { hold_percent: 100, delay: Duration::from_secs(60), ..Faults::default() };
         let mut fleet = Fleet::new().with("given-up", 1, (1, A100));
         fleet.nodes[0].cpu_milli = 4_000;
-        let setup = Setup {
-            settings: json!({"api_timeout_seconds": 4}),
-            faults: Some((held, 1)),
-            ..Setup::of(fleet)
-        };
+        let setup = Setup { faults: Some((held, 1)), ..Setup::of(fleet) };
         let stage = bed.stage(setup).await;
         add(&stage, "first").await;
         let proxy = stage.proxy.as_ref().expect("the scenario has a proxy");
@@ -41,7 +36,7 @@ fn an_abandoned_bind_is_not_posted_again() {
         proxy.set(Faults::default());
         add(&stage, "second").await;
         stage.watching.until_bound(1, Duration::from_secs(30)).await;
-        // The next attempt of the first bind would come 12 s after its first.
+        // The next attempt of the first bind would come 10 s after its first.
         tokio::time::sleep(Duration::from_secs(8)).await;
         let names = ["first", "second"];
         let winners: Vec<&str> = stage

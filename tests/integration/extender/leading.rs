@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use crate::harness::extender::{Addresses, Bed, data, hello, pod, read};
 
 /// Times of kube-scheduler and the API server that a test can wait for.
-const SHORT: &str = "api_timeout_seconds: 1\nscheduler_timeout_seconds: 2";
+const SHORT: &str = "scheduler_timeout_seconds: 2";
 
 /// A leader and a follower that knows it.
 struct Two {

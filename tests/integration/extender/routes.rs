@@ -548,7 +548,7 @@ async fn every_gpu_has_series_on_a_path_of_its_own() {
 
 #[tokio::test]
 async fn the_guard_uses_the_largest_limit_and_leaves_time_to_go_below_it() {
-    let bed = Bed::warm_with("max_limit: 0.5\nguard: {tolerance_mib: 0}").await;
+    let bed = Bed::warm_with("max_limit: 0.5").await;
     let place = async |name: &str, asks: Value| {
         bed.filter(pod(name, asks), &["gpu-a"]).await;
         let body =
@@ -565,10 +565,10 @@ async fn the_guard_uses_the_largest_limit_and_leaves_time_to_go_below_it() {
         bed.app.ledger.over_limit_pods().len()
     };
     place("p", json!({"gpu-memory": "1000", "gpu-memory.limit": "14Gi"})).await;
-    assert_eq!((over(2, 7_680).await, over(3, 7_681).await), (0, 1), "half of it");
-    assert_eq!(over(4, 7_680).await, 0);
+    assert_eq!((over(2, 7_808).await, over(3, 7_809).await), (0, 1), "half of it and 128 MiB");
+    assert_eq!(over(4, 7_808).await, 0);
     place("q", json!({"gpu-memory": "1000"})).await;
-    assert_eq!(over(5, 7_680).await, 0, "for 30 s after another came");
+    assert_eq!(over(5, 7_808).await, 0, "for 30 s after another came");
 }
 
 #[tokio::test]

@@ -33,6 +33,7 @@ pub mod api {
 #[deny(missing_docs)] // others read it
 pub mod hardware {
     pub mod units;
+    pub mod ids;
     pub mod device;
     pub mod pool;
     pub mod device_class;

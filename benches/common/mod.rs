@@ -4,9 +4,8 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpupack::hardware::device::{
-    Device, DeviceId, DeviceIndex, DeviceKind, Health, ModelName, NodeName, PodUid, PoolName,
-};
+use gpupack::hardware::device::{Device, DeviceIndex, DeviceKind, Health};
+use gpupack::hardware::ids::{DeviceId, ModelName, NodeName, PodUid, PoolName};
 use gpupack::hardware::inventory::NodeInventory;
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
 use gpupack::ledger::change::reports::NodeReport;

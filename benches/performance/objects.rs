@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use gpupack::api::state::{DeviceKind, Neighbor};
-use gpupack::hardware::device::{DeviceId, NodeName};
+use gpupack::hardware::ids::{DeviceId, NodeName};
 use gpupack::hardware::pool::ConfiguredIsolation;
 use gpupack::hardware::units::{Demand, MemMib, Share};
 use gpupack::kube_api::request::placement::encode;

@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use crate::hardware::device::{
-    Device, DeviceId, DeviceIndex, DeviceKind, FailedMigOrder, Health, MigProfile, ModelName,
-    NodeName, PodUid, PoolName,
-};
+use crate::hardware::device::{Device, DeviceIndex, DeviceKind, FailedMigOrder, Health};
+use crate::hardware::ids::{DeviceId, MigProfile, ModelName, NodeName, PodUid, PoolName};
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::pool::ConfiguredIsolation;
 use crate::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};

@@ -9,7 +9,7 @@ use prometheus::{
     Registry, TextEncoder,
 };
 
-use crate::hardware::device::MigProfile;
+use crate::hardware::ids::MigProfile;
 use crate::metrics::demand::{AccountUse, DemandFamilies, Queue, TeamFigures};
 use crate::metrics::fleet::{Fleet, FleetFamilies};
 use crate::metrics::guard::{EvictionReason, EvictionResult, GuardFamilies, OutsideFigures};

@@ -11,10 +11,9 @@ use std::time::Duration;
 
 use litemap::LiteMap;
 
-use crate::hardware::device::{
-    Device, DeviceId, DeviceKind, Health, MigProfile, NodeName, PodUid, PoolName, Slot,
-};
+use crate::hardware::device::{Device, DeviceKind, Health, Slot};
 use crate::hardware::device_class::{ClassId, DeviceClasses};
+use crate::hardware::ids::{DeviceId, MigProfile, NodeName, PodUid, PoolName};
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::mig::Geometry;
 use crate::hardware::pool::PoolRule;

@@ -1,7 +1,9 @@
 //! Limits of a report, and why one is refused.
 
 use crate::api::state::DeviceKind;
-use crate::hardware::device::{DeviceId, InventoryError, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE};
+use crate::hardware::device::InventoryError;
+use crate::hardware::ids::NotAUuid;
+use crate::hardware::ids::{DeviceId, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE};
 use crate::hardware::units::MemMib;
 use crate::report::wire::API_VERSION;
 
@@ -147,6 +149,12 @@ pub enum ReportError {
         /// The number of them.
         count: usize,
     },
+}
+
+impl From<NotAUuid> for ReportError {
+    fn from(error: NotAUuid) -> Self {
+        Self::Inventory(error.into())
+    }
 }
 
 /// Checks that a name is short and can be printed.

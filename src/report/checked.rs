@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 
 use crate::api::state;
 use crate::causes::shown_long;
-use crate::hardware::device::{
-    Device, DeviceDetails, DeviceId, DeviceIndex, DeviceKind, InventoryError, MAX_DEVICE_MEMORY,
-    MAX_DEVICES_PER_NODE, MigProfile, ModelName, PodUid,
+use crate::hardware::device::{Device, DeviceDetails, DeviceIndex, DeviceKind, InventoryError};
+use crate::hardware::ids::{
+    DeviceId, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE, MigProfile, ModelName, PodUid,
 };
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::spots::Spot;

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::api::condition::DeviceFault;
 use crate::api::state::DeviceKind;
-use crate::hardware::device::{DeviceDetails, DeviceId, Health, MAX_DEVICES_PER_NODE, PodUid};
+use crate::hardware::device::{DeviceDetails, Health};
+use crate::hardware::ids::{DeviceId, MAX_DEVICES_PER_NODE, PodUid};
 use crate::model::device_state;
 use crate::report::bounds::{
     MAX_NAME_BYTES, MAX_PROCESSES_PER_DEVICE, MAX_SM_COUNT, ReportError, memory, text,

@@ -4,9 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::api::state::{DeviceKind, MigPlacement};
-use crate::hardware::device::{
-    DeviceId, FailedMigOrder, MAX_UNITS, MakeableProfile, MigProfile, PodUid, Slot,
-};
+use crate::hardware::device::{FailedMigOrder, MAX_UNITS, MakeableProfile, Slot};
+use crate::hardware::ids::{DeviceId, MigProfile, PodUid};
 use crate::hardware::spots::Spot;
 use crate::report::bounds::{
     MAX_MIG_ERROR_BYTES, MAX_MIG_FAILURES, MAX_MIG_PROFILES, MAX_MIG_PROMISES, MAX_MIG_STARTS,

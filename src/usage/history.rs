@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use litemap::LiteMap;
 
-use crate::hardware::device::{DeviceId, PodUid};
+use crate::hardware::ids::{DeviceId, PodUid};
 use crate::hardware::units::{MemMib, Share, Timestamp};
 use crate::model::device_state::{DeviceState, DeviceUse};
 use crate::model::node_state::NodeState;

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use litemap::LiteMap;
 
-use crate::hardware::device::{DeviceId, DeviceKind, PodUid};
+use crate::hardware::device::DeviceKind;
+use crate::hardware::ids::{DeviceId, PodUid};
 use crate::hardware::pool::ConfiguredIsolation;
 use crate::hardware::units::{Demand, MemMib, Share, Timestamp};
 use crate::model::device_state::{DeviceState, DeviceUse};

@@ -7,7 +7,8 @@
 use std::collections::BTreeMap;
 
 use crate::api::condition::{DeviceFault, MpsState};
-use crate::hardware::device::{DeviceDetails, DeviceId, FailedMigOrder, PodUid};
+use crate::hardware::device::{DeviceDetails, FailedMigOrder};
+use crate::hardware::ids::{DeviceId, PodUid};
 use crate::hardware::pool::ConfiguredIsolation;
 use crate::hardware::spots::Spot;
 use crate::hardware::units::{Demand, Timestamp};
@@ -182,7 +183,7 @@ pub(crate) fn verification(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::device::NodeName;
+    use crate::hardware::ids::NodeName;
     use crate::hardware::units::{MemMib, Share};
     use crate::ledger::fixture;
     use crate::ledger::nodes::state::Ledger;

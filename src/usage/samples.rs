@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use litemap::LiteMap;
 
-use crate::hardware::device::{DeviceId, NodeName, PodUid};
+use crate::hardware::ids::{DeviceId, NodeName, PodUid};
 use crate::hardware::pool::Borrow;
 use crate::hardware::units::{MemMib, Share, Timestamp};
 use crate::model::device_state::{DeviceState, DeviceUse};

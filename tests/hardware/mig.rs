@@ -6,7 +6,7 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use gpupack::api::state::DeviceKind;
-use gpupack::hardware::device::ModelName;
+use gpupack::hardware::ids::ModelName;
 use gpupack::hardware::mig::Geometry;
 use gpupack::hardware::units::MemMib;
 use gpupack::report::wire::{DeviceReport, MigProfileReport};

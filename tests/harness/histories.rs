@@ -5,10 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpupack::hardware::device::{
-    Device, DeviceIndex, DeviceKind, Health, MigProfile, ModelFilter, ModelName, NodeName, PodUid,
-    PoolName,
-};
+use gpupack::hardware::device::{Device, DeviceIndex, DeviceKind, Health, ModelFilter};
+use gpupack::hardware::ids::{MigProfile, ModelName, NodeName, PodUid, PoolName};
 use gpupack::hardware::inventory::NodeInventory;
 use gpupack::hardware::pool::{
     Borrow, Enforcement, InstanceUse, MigUse, PoolRule, PoolRules, Replicas,

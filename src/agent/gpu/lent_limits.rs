@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::agent::gpu::standing::StandingOrders;
-use crate::hardware::device::MAX_DEVICE_MEMORY;
+use crate::hardware::ids::MAX_DEVICE_MEMORY;
 use crate::hardware::units::Timestamp;
 use crate::mutation::{Mutation, mutated};
 use crate::report::wire::{GpuLimits, LimitOrders, LimitsInForce, NumberedGpu};

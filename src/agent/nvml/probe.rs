@@ -31,7 +31,7 @@ use crate::agent::processes::pods::PodsByProcess;
 use crate::agent::processes::watched::Watched;
 use crate::api::condition::DeviceFault;
 use crate::api::state::DeviceKind;
-use crate::hardware::device::{MAX_DEVICES_PER_NODE, PodUid};
+use crate::hardware::ids::{MAX_DEVICES_PER_NODE, PodUid};
 use crate::hardware::units::Timestamp;
 use crate::report::wire::{Allocation, DeviceReport, DeviceUse, DriverReport, MigProfileReport};
 

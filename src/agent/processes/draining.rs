@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use crate::agent::processes::pods::{
     MAX_CGROUP_BYTES, MAX_STAT_BYTES, PodsByProcess, is_running, pod_in_cgroup, read_lossily,
 };
-use crate::hardware::device::PodUid;
+use crate::hardware::ids::PodUid;
 use crate::report::bounds::MAX_PROCESSES_PER_DEVICE;
 use crate::report::wire::{Allocation, AllocationState, DeviceUse, ProcessUse};
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use crate::agent::processes::draining::running;
 use crate::agent::processes::pods::{BootTicks, PodsByProcess};
-use crate::hardware::device::PodUid;
+use crate::hardware::ids::PodUid;
 use crate::report::wire::{Allocation, AllocationState, DeviceUse};
 
 /// Most processes of a node that are watched: one read of a small file each in every period.

@@ -6,9 +6,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::api::state::DeviceKind;
-use crate::hardware::device::{
-    DeviceId, InventoryError, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE, NodeName,
-};
+use crate::hardware::device::InventoryError;
+use crate::hardware::ids::{DeviceId, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE, NodeName};
 use crate::hardware::units::{HostAmount, MemMib, MilliCpu};
 use crate::report::wire::DeviceReport;
 
@@ -123,8 +122,10 @@ impl Fleet {
                 return Err(FleetFault::TooManyDevices { node: name.clone(), count });
             }
             for device in inventory {
-                let id = DeviceId::new(&device.uuid)
-                    .map_err(|cause| FleetFault::Device { node: name.clone(), cause })?;
+                let id = DeviceId::new(&device.uuid).map_err(|cause| FleetFault::Device {
+                    node: name.clone(),
+                    cause: cause.into(),
+                })?;
                 let (total, reserved) = (device.memory_mib, device.reserved_mib);
                 if reserved > total || MemMib::new(total) > MAX_DEVICE_MEMORY {
                     return Err(FleetFault::Memory { node: name.clone(), id, total, reserved });

@@ -24,7 +24,7 @@ use crate::api::commands::DemoBorrowing;
 use crate::cli::demo::pods::DemoPod;
 use crate::control::bind::take_back::SAMPLED_WITHIN;
 use crate::control::shared::app::App;
-use crate::hardware::device::{DeviceId, NodeName, PodUid};
+use crate::hardware::ids::{DeviceId, NodeName, PodUid};
 use crate::hardware::units::Timestamp;
 use crate::kube_api::pod::gpu_container::GpuContainer;
 use crate::kube_api::pod::seen_pod::SeenPod;

@@ -7,7 +7,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::agent::simulated::mixed::{MIG_POOL, SLOTS_POOL};
 use crate::config::pods::quota::SharesConfig;
-use crate::hardware::device::PoolName;
+use crate::hardware::ids::PoolName;
 use crate::hardware::pool::{Borrow, InstanceUse, PoolRule, PoolRules, Replicas};
 use crate::hardware::units::Share;
 use crate::model::team::TeamShare;

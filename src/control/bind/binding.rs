@@ -29,7 +29,7 @@ use crate::control::shared::bind_error::BindError;
 use crate::control::shared::bind_locks::BindLock;
 use crate::control::shared::in_flight::NamedPod;
 use crate::control::shared::log_limit::LogLimit;
-use crate::hardware::device::{NodeName, PodUid};
+use crate::hardware::ids::{NodeName, PodUid};
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::outcome::{BindOutcome, Fenced};
 use crate::kube_api::write::target::{BindTarget, PodKey};

@@ -54,7 +54,7 @@ mod tests {
     use crate::clock::Clock;
     use crate::config::file::Config;
     use crate::control::shared::app::Truth;
-    use crate::hardware::device::{DeviceId, NodeName};
+    use crate::hardware::ids::{DeviceId, NodeName};
     use crate::hardware::pool::ConfiguredIsolation;
     use crate::hardware::units::{MemMib, Share};
     use crate::ledger::fixture::ledger;

@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
 use crate::bursts::world::{Burst, Comer, HOUR, Habits, Kind, Ms, SECOND, World};
-use gpupack::hardware::device::{DeviceId, PodUid};
+use gpupack::hardware::ids::{DeviceId, PodUid};
 use gpupack::hardware::pool::{PoolRule, PoolRules, Replicas};
 use gpupack::hardware::units::{HostAmount, MemMib, Timestamp};
 use gpupack::ledger::change::facts::{MoveFact, PodFact};

@@ -9,8 +9,9 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
-use crate::hardware::device::{DeviceId, InventoryError, NodeName, PodUid};
+use crate::hardware::device::InventoryError;
 use crate::hardware::device_class::ClassId;
+use crate::hardware::ids::{DeviceId, NodeName, PodUid};
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::units::Timestamp;
 use crate::ledger::nodes::changes::Session;

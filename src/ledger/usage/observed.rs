@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::hardware::device::{DeviceId, PodUid};
+use crate::hardware::ids::{DeviceId, PodUid};
 use crate::hardware::units::{MemMib, Timestamp};
 use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::state::Ledger;

@@ -1,8 +1,9 @@
 //! What facts from outside may do to a node's state, and what they may not.
 
 use super::*;
-use crate::hardware::device::{Device, DeviceId, DeviceIndex, DeviceKind, Health, ModelName};
+use crate::hardware::device::{Device, DeviceIndex, DeviceKind, Health};
 use crate::hardware::device_class::DeviceClasses;
+use crate::hardware::ids::{DeviceId, ModelName};
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::pool::ConfiguredIsolation;
 use crate::hardware::units::{Demand, MilliCpu, Share};

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::hardware::device::{
-    Device, DeviceDetails, DeviceId, DeviceIndex, DeviceKind, Health, MakeableProfile, MigProfile,
-    ModelName, NodeName, PoolName, Slot,
+    Device, DeviceDetails, DeviceIndex, DeviceKind, Health, MakeableProfile, Slot,
 };
 use crate::hardware::device_class::DeviceClasses;
+use crate::hardware::ids::{DeviceId, MigProfile, ModelName, NodeName, PoolName};
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::pool::{MigUse, PoolRule};
 use crate::hardware::spots::DividedGpu;

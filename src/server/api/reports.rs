@@ -9,7 +9,7 @@ use crate::api::error::{Error, ErrorReason};
 use crate::api::kind::{ApiVersion, ReplyKind};
 use crate::control::shared::app::App;
 use crate::control::shared::log_limit::LogLimit;
-use crate::hardware::device::{DeviceId, PodUid};
+use crate::hardware::ids::{DeviceId, PodUid};
 use crate::hardware::spots::Spot;
 use crate::hardware::units::{MemMib, Timestamp};
 use crate::ledger::change::reports::ReportRefusal;

@@ -155,8 +155,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::hardware::device::{DeviceId, PodUid};
     use crate::hardware::device_class::DeviceClasses;
+    use crate::hardware::ids::{DeviceId, PodUid};
     use crate::hardware::pool::{Borrow, PoolRule};
     use crate::hardware::units::{Demand, Timestamp};
     use crate::model::device_state::{DeviceUse, ProcessUse};

@@ -15,7 +15,7 @@ use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
 use crate::control::shared::app::App;
-use crate::hardware::device::{NodeName, PodUid};
+use crate::hardware::ids::{NodeName, PodUid};
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::request::bounded::Bounded;
 use crate::kube_api::request::room_note::MOST_VICTIMS as MOST_VICTIMS_KEPT;

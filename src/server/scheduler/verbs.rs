@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::control::shared::app::{App, Truth};
-use crate::hardware::device::{NodeName, PodUid};
+use crate::hardware::ids::{NodeName, PodUid};
 use crate::hardware::units::Timestamp;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::events::NoticeReason;

@@ -12,7 +12,8 @@ use std::time::Duration;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-use crate::hardware::device::{DeviceId, DeviceKind, ModelName, NodeName, PodUid, PoolName};
+use crate::hardware::device::DeviceKind;
+use crate::hardware::ids::{DeviceId, ModelName, NodeName, PodUid, PoolName};
 use crate::hardware::pool::{ConfiguredIsolation, PoolRule, PoolRules};
 use crate::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share, Timestamp};
 use crate::ledger::change::facts::{MoveFact, PodFact};

@@ -1,5 +1,5 @@
 use super::*;
-use crate::hardware::device::{MigProfile, PoolName};
+use crate::hardware::ids::{MigProfile, PoolName};
 use crate::hardware::pool::{Borrow, PoolRule, PoolRules};
 use crate::hardware::spots::Spot;
 use crate::ledger::change::facts::PodFact;

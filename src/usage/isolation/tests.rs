@@ -2,7 +2,8 @@ use std::sync::Arc;
 
 use super::*;
 use crate::api::condition::MpsState;
-use crate::hardware::device::{Device, DeviceDetails, MigProfile, PoolName};
+use crate::hardware::device::{Device, DeviceDetails};
+use crate::hardware::ids::{MigProfile, PoolName};
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::pool::{Borrow, Enforcement, PoolRule, PoolRules};
 use crate::ledger::change::facts::PodFact;

@@ -1,5 +1,5 @@
 use super::*;
-use crate::hardware::device::PoolName;
+use crate::hardware::ids::PoolName;
 use crate::hardware::pool::{PoolRule, PoolRules};
 use crate::ledger::change::facts::PodFact;
 use crate::ledger::fixture::{bound, hello, ledger, report, say, seconds, uid};

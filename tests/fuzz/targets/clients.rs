@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use gpupack::hardware::device::{NodeName, PoolName};
+use gpupack::hardware::ids::{NodeName, PoolName};
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Timestamp};
 use gpupack::ledger::nodes::state::{Ledger, Settings};
 use gpupack::report::wire::Report;

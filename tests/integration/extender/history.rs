@@ -21,7 +21,7 @@ use gpupack::agent::gpu::probe::Sample;
 use gpupack::agent::node::metrics::AgentMetrics;
 use gpupack::api::condition::DeviceFault;
 use gpupack::clock::Clock;
-use gpupack::hardware::device::{DeviceId, NodeName};
+use gpupack::hardware::ids::{DeviceId, NodeName};
 use gpupack::hardware::pool::ConfiguredIsolation;
 use gpupack::hardware::units::{Demand, MemMib, Share};
 use gpupack::kube_api::request::placement::encode;

@@ -7,10 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 
-use gpupack::hardware::device::{
-    Device, DeviceId, DeviceIndex, DeviceKind, Health, MigProfile, ModelName, NodeName, PodUid,
-    PoolName,
-};
+use gpupack::hardware::device::{Device, DeviceIndex, DeviceKind, Health};
+use gpupack::hardware::ids::{DeviceId, MigProfile, ModelName, NodeName, PodUid, PoolName};
 use gpupack::hardware::inventory::NodeInventory;
 use gpupack::hardware::pool::{Borrow, ConfiguredIsolation, InstanceUse, PoolRule};
 use gpupack::hardware::units::{Demand, MemMib, Share, Timestamp};

@@ -10,9 +10,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gpupack::hardware::device::{
-    Device, DeviceDetails, DeviceId, DeviceIndex, DeviceKind, Health, MakeableProfile, MigProfile,
-    ModelName, NodeName, PodUid, PoolName, Slot,
+    Device, DeviceDetails, DeviceIndex, DeviceKind, Health, MakeableProfile, Slot,
 };
+use gpupack::hardware::ids::{DeviceId, MigProfile, ModelName, NodeName, PodUid, PoolName};
 use gpupack::hardware::inventory::NodeInventory;
 use gpupack::hardware::pool::{MigUse, PoolRule};
 use gpupack::hardware::spots::Spot;

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gpupack::agent::mig::plan::GpuInstance;
-use gpupack::hardware::device::{PodUid, Slot};
+use gpupack::hardware::device::Slot;
+use gpupack::hardware::ids::PodUid;
 use gpupack::model::reservation::ReservationState;
 use gpupack::report::wire::DeviceReport;
 use gpupack::step::outside::CallId;

@@ -18,7 +18,7 @@ use crate::cli::serve::extender::settings;
 use crate::clock::Clock;
 use crate::config::file::Config;
 use crate::control::shared::app::Truth;
-use crate::hardware::device::{DeviceId, PoolName};
+use crate::hardware::ids::{DeviceId, PoolName};
 use crate::hardware::pool::{Enforcement, InstanceUse, PoolRule, PoolRules, Replicas};
 use crate::hardware::units::Demand;
 use crate::ledger::nodes::state::Ledger;

@@ -9,7 +9,7 @@ use crate::cli::serve::extender::settings;
 use crate::clock::{Clock, SimulatedTime};
 use crate::config::file::Config;
 use crate::control::shared::app::Truth;
-use crate::hardware::device::PoolName;
+use crate::hardware::ids::PoolName;
 use crate::hardware::pool::PoolRules;
 use crate::hardware::units::MemMib;
 use crate::ledger::nodes::state::Ledger;

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::control::room::fixture::{ALL, Bed, waiting_pod};
-use crate::hardware::device::{DeviceId, NodeName};
+use crate::hardware::ids::{DeviceId, NodeName};
 use crate::hardware::units::{MemMib, Share};
 use crate::ledger::change::facts::PodFact;
 use crate::ledger::change::reports::NodeReport;

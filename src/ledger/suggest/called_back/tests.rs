@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::hardware::device::{DeviceId, MigProfile, PoolName};
+use crate::hardware::ids::{DeviceId, MigProfile, PoolName};
 use crate::hardware::pool::{MigUse, PoolRule, PoolRules};
 use crate::hardware::spots::Spot;
 use crate::hardware::units::{MemMib, Timestamp};

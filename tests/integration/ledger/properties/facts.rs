@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use gpupack::hardware::device::{
-    Device, DeviceIndex, DeviceKind, Health, ModelName, NodeName, PodUid, PoolName,
-};
+use gpupack::hardware::device::{Device, DeviceIndex, DeviceKind, Health};
+use gpupack::hardware::ids::{ModelName, NodeName, PodUid, PoolName};
 use gpupack::hardware::inventory::NodeInventory;
 use gpupack::hardware::pool::ConfiguredIsolation;
 use gpupack::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share};

@@ -1,6 +1,7 @@
 //! Pools with slots and isolation: no slot twice, isolation wherever a neighbor requires it.
 
-use gpupack::hardware::device::{Device, NodeName, PoolName};
+use gpupack::hardware::device::Device;
+use gpupack::hardware::ids::{NodeName, PoolName};
 use gpupack::hardware::inventory::NodeInventory;
 use gpupack::hardware::pool::{
     ConfiguredIsolation, Enforcement, InstanceUse, PoolRule, PoolRules, Replicas,

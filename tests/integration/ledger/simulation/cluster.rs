@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use gpupack::hardware::device::{NodeName, PodUid, PoolName};
+use gpupack::hardware::ids::{NodeName, PodUid, PoolName};
 use gpupack::hardware::inventory::NodeInventory;
 use gpupack::hardware::units::{Demand, MemMib, Timestamp};
 use gpupack::ledger::change::facts::PodFact;
@@ -228,7 +228,7 @@ impl Kubelets {
 
     /// What an agent of the node sees now.
     pub(crate) fn uses(&self, at: usize) -> Vec<DeviceUse> {
-        let seen_on = |id: &gpupack::hardware::device::DeviceId| {
+        let seen_on = |id: &gpupack::hardware::ids::DeviceId| {
             let mut total = MemMib::ZERO;
             let mut processes = Vec::new();
             for (uid, process) in &self.processes {

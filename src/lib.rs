@@ -229,14 +229,11 @@ pub mod metrics {
     pub mod registry;
 }
 
-/// Reports of the agents, checked, and the replies.
+/// Reports of the agents, and the replies.
 #[deny(missing_docs)] // others read it
 pub mod report {
+    pub mod limits;
     pub mod wire;
-    pub mod bounds;
-    pub(crate) mod mig;
-    pub(crate) mod details;
-    pub mod checked;
 }
 
 /// Kubernetes: requests, pods and nodes, admission, and the only writer.
@@ -421,6 +418,16 @@ pub mod server {
         pub mod preempt;
         pub mod template;
         pub mod verbs;
+    }
+
+    /// Reports of the agents, checked, and what the replies have.
+    #[deny(missing_docs)] // others read it
+    pub mod reports {
+        pub mod refusal;
+        pub(crate) mod mig;
+        pub(crate) mod details;
+        pub mod checked;
+        pub mod reply;
     }
 
     /// Answers for people.

@@ -36,6 +36,9 @@ pub enum Outcome {
     Error,
 }
 
+/// The body of an answer and how the call ended.
+pub type VerbAnswer = (Vec<u8>, Outcome);
+
 impl Outcome {
     /// The label.
     pub fn label(self) -> &'static str {

@@ -15,7 +15,6 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::kube_api::pod::seen_pod::{LONGEST_NAME, LONGEST_NAMESPACE, LONGEST_UID, SeenPod};
-use crate::metrics::labels::Outcome;
 use crate::protocol::bounds::{LONGEST_OBJECT, ProtocolError};
 use crate::protocol::names::Names;
 use crate::protocol::wire::{
@@ -279,9 +278,6 @@ pub(crate) fn to_json<T: Serialize + ?Sized>(value: &T) -> Vec<u8> {
 pub(crate) fn utf8(body: &[u8]) -> Result<&str, ProtocolError> {
     str::from_utf8(body).map_err(|error| ProtocolError::Encoding { offset: error.valid_up_to() })
 }
-
-/// A body and how the call ended.
-pub type VerbAnswer = (Vec<u8>, Outcome);
 
 #[cfg(test)]
 mod tests;

@@ -2,7 +2,7 @@
 //!
 //! The agent reports what the node has (inventory) and how it is used. The reply carries the node's
 //! allocations, so that the agent needs no watch. Both sides use these types; the extender converts
-//! a report into those of [`crate::model`] with [`Report::from_json`], and no unchecked value goes
+//! a report into those of [`crate::model`] with [`CheckedReport::from_json`], and no unchecked value goes
 //! further.
 //!
 //! The agent begins without a session, with the full inventory. The reply issues a session number;
@@ -17,7 +17,6 @@ use crate::api::condition::{DeviceFault, MpsState};
 use crate::api::kind::{ApiVersion, ReplyKind, ReportKind};
 use crate::api::state::{DeviceKind, MigPlacement, Neighbor};
 use crate::json_object;
-use crate::model::reservation::{BorrowedMemory, Reservation, ReservationState};
 
 /// The only API version that this side writes and reads. It changes when older sides would read
 /// something false. What is only added keeps it: both sides ignore unknown fields, and missing
@@ -519,36 +518,6 @@ pub struct Allocation {
     /// Whether it may be moved to another device soon. Each sample is to be reported meanwhile.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_guest: bool,
-}
-
-impl Allocation {
-    /// The reservation as the agent gets it.
-    pub fn from_reservation(reservation: &Reservation) -> Self {
-        let runs_on = reservation.placement.runs_on();
-        let devices = runs_on.iter().zip(&reservation.placement.devices);
-        Self {
-            pod_uid: reservation.pod.uid.to_string(),
-            pod: reservation.pod.name.to_string(),
-            state: match reservation.state {
-                // Its processes are to be listed as often.
-                _ if reservation.is_going_home() => AllocationState::Draining,
-                _ if reservation.borrowed == BorrowedMemory::GivingBack => {
-                    AllocationState::Draining
-                }
-                ReservationState::Assumed { .. } => AllocationState::Assumed,
-                ReservationState::Confirmed => AllocationState::Confirmed,
-                ReservationState::Draining { .. } => AllocationState::Draining,
-            },
-            devices: devices
-                .map(|(id, placed)| AllocatedDevice {
-                    uuid: id.to_string(),
-                    memory_mib: placed.demand.memory.mib(),
-                    share_millionths: placed.demand.share.millionths(),
-                })
-                .collect(),
-            is_guest: reservation.guest_on().is_some(),
-        }
-    }
 }
 
 /// State of a reservation; later states are greater.

@@ -13,18 +13,6 @@ use crate::model::request::{Amount, GpuRequest};
 use crate::scoring::fragmentation::{add, add_memory, fullness, stranded_by_device};
 use crate::waste::compiled_mix::CompiledMix;
 
-/// A tenant's part of the time in which kernels ran on a device, in GPUs. The driver does not say
-/// whose kernels they were. So each tenant with processes there gets the part that it has of the
-/// share of all such tenants.
-pub fn busy_part(busy_percent: u8, own: Share, present: Share) -> Share {
-    let busy = u128::from(busy_percent) * u128::from(Share::WHOLE.millionths()) / 100;
-    let part = match u128::from(present.millionths()) {
-        0 => busy,
-        present => busy * u128::from(own.millionths()) / present,
-    };
-    Share::from_millionths(u64::try_from(part.min(busy)).unwrap_or(u64::MAX))
-}
-
 /// What a device is for the next request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DeviceCondition {

@@ -10,11 +10,11 @@ use std::time::Duration;
 use litemap::LiteMap;
 
 use crate::hardware::ids::{DeviceId, PodUid};
+use crate::hardware::units::busy_part;
 use crate::hardware::units::{MemMib, Share, Timestamp};
 use crate::model::device_state::{DeviceState, DeviceUse};
 use crate::model::node_state::NodeState;
 use crate::model::reservation::{PlacedDevice, Reservation, ReservationState};
-use crate::scoring::efficiency::busy_part;
 use crate::usage::isolation::ReportedTenant;
 use crate::usage::samples::UsageSamples;
 

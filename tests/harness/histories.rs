@@ -26,6 +26,7 @@ use gpupack::model::reservation::{Reservation, Tenure};
 use gpupack::report::wire::Allocation;
 use gpupack::scoring::context::{ScoringContext, TakenList};
 use gpupack::scoring::strategy::{CustomCost, PlacementCost, Strategy as Ranking};
+use gpupack::server::reports::reply::allocation;
 use gpupack::sim::run::policy::SimPolicy;
 use gpupack::waste::compiled_mix::CompiledMix;
 use proptest::prelude::*;
@@ -444,8 +445,7 @@ impl Player {
         self.sessions[at] = receipt.as_ref().ok().map(|receipt| receipt.session);
         let before = self.reported[at].take();
         let receipt = receipt.ok()?;
-        let held =
-            |all: &[Reservation]| all.iter().map(Allocation::from_reservation).collect::<Vec<_>>();
+        let held = |all: &[Reservation]| all.iter().map(allocation).collect::<Vec<_>>();
         let allocations = receipt.allocations.as_deref().map(held);
         let known =
             allocations.or(before.map(|(_, known)| known)).expect("the reply to a hello has them");

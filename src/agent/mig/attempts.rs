@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::agent::mig::plan::{Obstacle, Order, Plan};
 use crate::hardware::units::Timestamp;
-use crate::report::bounds::{MAX_MIG_ERROR_BYTES, MAX_MIG_FAILURES};
+use crate::report::limits::{MAX_MIG_ERROR_BYTES, MAX_MIG_FAILURES};
 use crate::report::wire::MigFailure;
 
 /// Pause before an order is tried again; it doubles with each failure.

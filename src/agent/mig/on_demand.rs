@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use crate::agent::gpu::standing::StandingOrders;
 use crate::agent::mig::made::MadeInstances;
 use crate::hardware::units::Timestamp;
-use crate::report::bounds::MAX_MIG_PROMISES;
+use crate::report::limits::MAX_MIG_PROMISES;
 use crate::report::wire::{DeviceReport, MigFailure, MigOrders, MigPromises};
 
 /// MIG on demand on this node; a handle, cheap to copy. Its locks are short: no call of the driver

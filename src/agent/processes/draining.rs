@@ -10,7 +10,7 @@ use crate::agent::processes::pods::{
     MAX_CGROUP_BYTES, MAX_STAT_BYTES, PodsByProcess, is_running, pod_in_cgroup, read_lossily,
 };
 use crate::hardware::ids::PodUid;
-use crate::report::bounds::MAX_PROCESSES_PER_DEVICE;
+use crate::report::limits::MAX_PROCESSES_PER_DEVICE;
 use crate::report::wire::{Allocation, AllocationState, DeviceUse, ProcessUse};
 
 /// The pods that drain on one node.

@@ -37,6 +37,7 @@ use crate::ledger::change::commits::{ReserveError, ToMake};
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::query::reading::Readiness;
 use crate::ledger::suggest::standing::Holder;
+use crate::metrics::labels::VerbAnswer;
 use crate::metrics::labels::{BindResult, Outcome};
 use crate::metrics::mig::MakeResult;
 use crate::model::device_state::KeptFor;
@@ -44,7 +45,7 @@ use crate::model::rejection::Rejection;
 use crate::model::reservation::{Placement, PodRef, Reservation, ReservationState};
 use crate::mutation::{Mutation, mutated};
 use crate::protocol::bounds::ProtocolError;
-use crate::protocol::messages::{ExtenderBindingArgs, ExtenderBindingResult, VerbAnswer};
+use crate::protocol::messages::{ExtenderBindingArgs, ExtenderBindingResult};
 use crate::scoring::efficiency::Size;
 
 /// Most posts of a Binding, or fences before it, in one bind. Each further one needs a change of

@@ -18,12 +18,13 @@ use crate::metrics::labels::ReportResult;
 use crate::model::isolation::Rules;
 use crate::model::node_state::InstanceOrders;
 use crate::protocol::messages::to_json;
-use crate::report::bounds::MAX_MIG_PROMISES;
+use crate::report::limits::MAX_MIG_PROMISES;
 use crate::report::wire::{
-    Allocation, GpuLimits, LimitOrders, MakeInstance, MigOrders, MigPromise, Outcome, PodLimit,
-    Reply, Report,
+    GpuLimits, LimitOrders, MakeInstance, MigOrders, MigPromise, Outcome, PodLimit, Reply,
 };
 use crate::scoring::lent_memory::OrderedLimits;
+use crate::server::reports::checked::CheckedReport;
+use crate::server::reports::reply::allocation;
 use crate::usage::node_details::DetailsReport;
 
 /// How long a pod that is no longer alone on its GPU may still use memory up to its limit: six regular lists of
@@ -42,7 +43,7 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
         let error = "gpupack was frozen, and the report may be older than that: send a new one";
         return refuse(StatusCode::SERVICE_UNAVAILABLE, error, None);
     }
-    let report = match Report::from_json(body) {
+    let report = match CheckedReport::from_json(body) {
         Ok(report) => report,
         Err(error) => {
             app.metrics.report(ReportResult::Refused);
@@ -67,7 +68,7 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
                 app.outbox.push(app.ledger.note(node, seen, rules, now));
             }
             keep_promises(app, node, report.promises.filter(|_| receipt.is_taken), now);
-            let of = |held: &Vec<_>| held.iter().map(Allocation::from_reservation).collect();
+            let of = |held: &Vec<_>| held.iter().map(allocation).collect();
             let reply = Reply {
                 api_version: ApiVersion::default(),
                 kind: ReplyKind::default(),

@@ -4,14 +4,15 @@ use gpupack::hardware::ids::{NodeName, PoolName};
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Timestamp};
 use gpupack::ledger::nodes::state::{Ledger, Settings};
 use gpupack::report::wire::Report;
+use gpupack::server::reports::checked::CheckedReport;
 use serde_json::json;
 
 /// A report: what is read is written and read alike. The ledger takes it once, its sums stay right, and another
 /// node's devices stay what they were.
 pub(crate) fn report(body: &[u8]) {
-    let Ok(report) = Report::from_json(body) else { return };
+    let Ok(report) = CheckedReport::from_json(body) else { return };
     let wire: Report = serde_json::from_slice(body).unwrap();
-    assert_eq!(Report::from_json(&serde_json::to_vec(&wire).unwrap()).unwrap(), report);
+    assert_eq!(CheckedReport::from_json(&serde_json::to_vec(&wire).unwrap()).unwrap(), report);
     let ledger = Ledger::new(Settings {
         hold_for: Duration::from_secs(5),
         stale_after: Duration::from_secs(10),
@@ -29,7 +30,7 @@ pub(crate) fn report(body: &[u8]) {
     let device = json!({"id": "GPU-b", "index": 0, "model": "T4", "memoryMib": 15_360, "kind": "Gpu", "healthy": true});
     let hello = json!({"apiVersion": "gpupack.dev/v1alpha1", "agent": "b", "sequence": 1,
         "inventory": [device], "devices": [{"id": "GPU-b", "healthy": true, "processes": []}]});
-    let hello = Report::from_json(hello.to_string().as_bytes()).unwrap();
+    let hello = CheckedReport::from_json(hello.to_string().as_bytes()).unwrap();
     let of_b = ledger.report("node-b", &hello.facts, at(2)).unwrap();
     let first = ledger.report("node-a", &report.facts, at(1_000));
     ledger.audit().unwrap();

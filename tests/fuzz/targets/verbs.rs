@@ -11,7 +11,7 @@ use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu};
 use gpupack::kube_api::write::target::PodKey;
 use gpupack::ledger::nodes::state::{Ledger, Settings};
 use gpupack::protocol::messages::{ExtenderArgs, ExtenderBindingArgs};
-use gpupack::report::wire::Report;
+use gpupack::server::reports::checked::CheckedReport;
 use gpupack::server::scheduler::preempt::{ExtenderPreemptionArgs, preempt};
 use gpupack::server::scheduler::verbs::{filter, prioritize};
 use serde_json::{Value, json};
@@ -46,7 +46,7 @@ fn extender() -> App {
         let seen = json!({"id": id, "usedMib": 0, "healthy": true, "processes": []});
         let hello = json!({"apiVersion": "gpupack.dev/v1alpha1", "agent": node, "sequence": 1,
             "inventory": [device], "devices": [seen]});
-        let report = Report::from_json(hello.to_string().as_bytes()).unwrap();
+        let report = CheckedReport::from_json(hello.to_string().as_bytes()).unwrap();
         app.ledger.report(node, &report.facts, now).unwrap();
     }
     app

@@ -9,6 +9,7 @@ use gpupack::api::condition::DeviceFault;
 use gpupack::api::kind::{ApiVersion, ReportKind};
 use gpupack::hardware::units::Timestamp;
 use gpupack::report::wire::Report;
+use gpupack::server::reports::checked::CheckedReport;
 use serde_json::{Value, json};
 
 /// The pod of every process that [`Bed::process`] adds.
@@ -137,7 +138,7 @@ pub(crate) fn sample_at(probe: &mut NvmlProbe, seconds: u64) -> Result<Sample, P
         memory_limits: None,
         mig_promises: None,
     };
-    report.checked().unwrap();
+    CheckedReport::of(report).unwrap();
     Ok(sample)
 }
 

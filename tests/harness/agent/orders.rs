@@ -15,6 +15,7 @@ use gpupack::report::wire::{
     DeviceReport, MakeInstance, MigFailure, MigOrders, MigPromise, MigPromises, Outcome, Reply,
     Report,
 };
+use gpupack::server::reports::checked::CheckedReport;
 use tokio::runtime::Runtime;
 
 /// How the replies are.
@@ -68,7 +69,7 @@ async fn take(
     Json(report): Json<Report>,
 ) -> Json<Reply> {
     let mut told = told.lock().unwrap();
-    if let Err(error) = report.clone().checked() {
+    if let Err(error) = CheckedReport::of(report.clone()) {
         told.fault = Some(error.to_string());
     }
     told.reports.push(clock.precise());

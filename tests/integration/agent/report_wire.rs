@@ -3,8 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use gpupack::hardware::ids::{DeviceId, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE};
-use gpupack::report::bounds::MAX_PROCESSES_PER_DEVICE;
-use gpupack::report::wire::Report;
+use gpupack::report::limits::MAX_PROCESSES_PER_DEVICE;
+use gpupack::server::reports::checked::CheckedReport;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -112,7 +112,7 @@ fn near_report() -> impl Strategy<Value = Value> {
 
 /// What holds for every report that was believed.
 fn believe(body: &[u8]) -> Result<(), TestCaseError> {
-    let Ok(checked) = Report::from_json(body) else { return Ok(()) };
+    let Ok(checked) = CheckedReport::from_json(body) else { return Ok(()) };
     let report = checked.facts;
     prop_assert!(report.agent.len() <= 64);
     prop_assert!(report.session.is_some() || report.inventory.is_some());
@@ -161,7 +161,7 @@ proptest! {
         let text = value.to_string();
         believe(text.as_bytes())?;
         let cut = text.as_bytes().get(..cut).unwrap_or_default();
-        prop_assert!(cut.len() == text.len() || Report::from_json(cut).is_err());
+        prop_assert!(cut.len() == text.len() || CheckedReport::from_json(cut).is_err());
     }
 
     #[test]
@@ -171,7 +171,7 @@ proptest! {
 }
 
 fn check(body: &str, part: &str) {
-    let error = Report::from_json(body.as_bytes()).unwrap_err();
+    let error = CheckedReport::from_json(body.as_bytes()).unwrap_err();
     assert!(error.to_string().contains(part), "{body}: {error}");
 }
 
@@ -194,7 +194,8 @@ fn malformed_bodies_are_rejected_with_the_position() {
     check(&hello(GPU, r#"{"id":"GPU-a","usedMib":-1,"healthy":true}"#), "devices[0].usedMib");
     check(&hello(&GPU.replace("15360", "1e99"), ""), "inventory[0].memoryMib");
     assert!(
-        Report::from_json(b"{\"apiVersion\":\"gpupack.dev/v1alpha1\",\"agent\":\"\xff\"}").is_err()
+        CheckedReport::from_json(b"{\"apiVersion\":\"gpupack.dev/v1alpha1\",\"agent\":\"\xff\"}")
+            .is_err()
     );
 }
 

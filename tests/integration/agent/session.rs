@@ -23,8 +23,8 @@ use gpupack::agent::simulated::fleet::Fleet;
 use gpupack::api::error::{Error, ErrorReason};
 use gpupack::api::kind::{ApiVersion, ReplyKind};
 use gpupack::clock::Clock;
-use gpupack::report::checked::CheckedReport;
 use gpupack::report::wire::{AllocatedDevice, Allocation, AllocationState, Outcome, Reply, Report};
+use gpupack::server::reports::checked::CheckedReport;
 use tokio::runtime::Runtime;
 
 /// What the fake extender knows and how it replies.
@@ -89,7 +89,7 @@ async fn take(
     Path(node): Path<String>,
     Json(report): Json<Report>,
 ) -> Response {
-    let _: CheckedReport = report.clone().checked().unwrap();
+    let _: CheckedReport = CheckedReport::of(report.clone()).unwrap();
     let mut bed = bed.lock().unwrap();
     bed.reports.push((node.clone(), report.clone()));
     let refuse = |status: u16, reason: Option<ErrorReason>| {

@@ -7,11 +7,12 @@ use crate::api::state::{DeviceKind, MigPlacement};
 use crate::hardware::device::{FailedMigOrder, MAX_UNITS, MakeableProfile, Slot};
 use crate::hardware::ids::{DeviceId, MigProfile, PodUid};
 use crate::hardware::spots::Spot;
-use crate::report::bounds::{
+use crate::report::limits::{
     MAX_MIG_ERROR_BYTES, MAX_MIG_FAILURES, MAX_MIG_PROFILES, MAX_MIG_PROMISES, MAX_MIG_STARTS,
-    MAX_NAME_BYTES, MAX_SM_COUNT, ReportError, memory, text,
+    MAX_NAME_BYTES, MAX_SM_COUNT,
 };
 use crate::report::wire::{DeviceReport, MigFailure, MigProfileReport, MigPromise, MigPromises};
+use crate::server::reports::refusal::{ReportError, memory, text};
 
 /// Longest axis of MIG instances that is accepted; in 2026 GPUs have 4, 8 or 12 units.
 const MAX_AXIS: u32 = 64;
@@ -136,7 +137,8 @@ mod tests {
     use super::*;
     use crate::hardware::device;
     use crate::hardware::units::MemMib;
-    use crate::report::wire::{API_VERSION, MigOrders, Report};
+    use crate::report::wire::{API_VERSION, MigOrders};
+    use crate::server::reports::checked::CheckedReport;
 
     fn parent(mig_profiles: Vec<MigProfileReport>) -> DeviceReport {
         let gpu = DeviceReport::new("GPU-a".to_owned(), 0, "M".to_owned(), DeviceKind::MigParent);
@@ -217,7 +219,7 @@ mod tests {
                 {"podUid": "p", "gpu": "GPU-a", "profile": "whole", "start": 0},
             ]},
         });
-        let report = Report::from_json(report.to_string().as_bytes()).unwrap();
+        let report = CheckedReport::from_json(report.to_string().as_bytes()).unwrap();
         let inventory = report.facts.inventory.unwrap();
         assert_eq!(inventory.devices()[0].kind, device::DeviceKind::Gpu);
         assert_eq!(inventory.mig().profiles, []);

@@ -3,7 +3,7 @@ use crate::hardware::device::Health;
 use crate::hardware::ids::PodUid;
 
 fn check(body: &str, part: &str) {
-    let error = Report::from_json(body.as_bytes()).unwrap_err();
+    let error = CheckedReport::from_json(body.as_bytes()).unwrap_err();
     assert!(error.to_string().contains(part), "{body}: {error}");
 }
 
@@ -25,7 +25,7 @@ fn a_hello_of_a_newer_agent_is_read_with_its_core_fields() {
         "processes":[{"pid":7,"podUid":"p"},{"pid":8,"memoryMib":0}]}"#;
     let body = hello(&format!("{GPU},{instance}"), used)
         .replace(r#""agent":"a""#, r#""agent":"a","novelty":{"a":1}"#);
-    let report = Report::from_json(body.as_bytes()).unwrap().facts;
+    let report = CheckedReport::from_json(body.as_bytes()).unwrap().facts;
     let inventory = report.inventory.unwrap();
     assert_eq!(inventory.devices()[0].capacity(), MemMib::new(14_910));
     assert_eq!(inventory.devices()[1].health, Health::Unhealthy);
@@ -42,17 +42,17 @@ fn soft_limits_that_an_older_agent_reports_are_ignored() {
     let gpu = r#"{"gpu":"GPU-a","number":7,"soft":[{"podUid":"p","softMib":4096}]}"#;
     let limits = format!(r#""memoryLimits":{{"term":3,"gpus":[{gpu}]}},"agent""#);
     let body = hello(GPU, "").replace(r#""agent""#, &limits);
-    let limits = Report::from_json(body.as_bytes()).unwrap().details.limits;
+    let limits = CheckedReport::from_json(body.as_bytes()).unwrap().details.limits;
     assert_eq!(limits, Some((3, BTreeMap::from([(DeviceId::new("GPU-a").unwrap(), 7)]))));
 }
 
 #[test]
 fn lists_not_read_differ_from_empty_lists() {
     let body = hello(GPU, r#"{"id":"GPU-a","healthy":true,"processes":[]}"#);
-    let uses = Report::from_json(body.as_bytes()).unwrap().facts.uses;
+    let uses = CheckedReport::from_json(body.as_bytes()).unwrap().facts.uses;
     assert_eq!(uses[0].processes, Some(Vec::new()));
     let body = hello(GPU, r#"{"id":"GPU-a","healthy":true}"#);
-    assert_eq!(Report::from_json(body.as_bytes()).unwrap().facts.uses[0].processes, None);
+    assert_eq!(CheckedReport::from_json(body.as_bytes()).unwrap().facts.uses[0].processes, None);
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn an_error_does_not_repeat_a_large_report() {
         hello(&GPU.replace(r#""index":0"#, &format!(r#""index":0,"kind":"{long}""#)), ""),
         hello("", &format!(r#"{{"{long}":}}"#)),
     ] {
-        let error = Report::from_json(body.as_bytes()).unwrap_err().to_string();
+        let error = CheckedReport::from_json(body.as_bytes()).unwrap_err().to_string();
         assert!(error.len() < 600, "{error:.700}");
     }
 }
@@ -109,7 +109,7 @@ fn mig_instances_that_cannot_be_are_refused_and_lost_ones_are_not() {
         of(&[parent, &a(500, true), &b(501, false)]),
         of(&[GPU, &instance("MIG-a", "GPU-a", 9, false)]),
     ] {
-        assert!(Report::from_json(known.as_bytes()).is_ok(), "{known}");
+        assert!(CheckedReport::from_json(known.as_bytes()).is_ok(), "{known}");
     }
 }
 
@@ -131,7 +131,7 @@ fn only_objects_are_read_as_structs() {
     let driver = hello(GPU, "").replace(r#""agent":"a""#, r#""agent":"a","driver":["580"]"#);
     check(&driver, "at `driver`: invalid type: sequence");
     let none = r#""migPlacement":null,"parentId":null"#;
-    assert!(Report::from_json(hello(&gpu(none), "").as_bytes()).is_ok());
+    assert!(CheckedReport::from_json(hello(&gpu(none), "").as_bytes()).is_ok());
 }
 
 #[test]

@@ -8,11 +8,10 @@ use crate::api::state::DeviceKind;
 use crate::hardware::device::{DeviceDetails, Health};
 use crate::hardware::ids::{DeviceId, MAX_DEVICES_PER_NODE, PodUid};
 use crate::model::device_state;
-use crate::report::bounds::{
-    MAX_NAME_BYTES, MAX_PROCESSES_PER_DEVICE, MAX_SM_COUNT, ReportError, memory, text,
-};
-use crate::report::mig;
+use crate::report::limits::{MAX_NAME_BYTES, MAX_PROCESSES_PER_DEVICE, MAX_SM_COUNT};
 use crate::report::wire::{DeviceReport, DeviceUse, DriverReport, ProcessUse};
+use crate::server::reports::mig;
+use crate::server::reports::refusal::{ReportError, memory, text};
 use crate::usage::isolation::ReportedTenant;
 use crate::usage::node_details::{Condition, Driver};
 

@@ -1,35 +1,12 @@
-//! Limits of a report, and why one is refused.
+//! Why a report is refused.
 
 use crate::api::state::DeviceKind;
 use crate::hardware::device::InventoryError;
 use crate::hardware::ids::NotAUuid;
 use crate::hardware::ids::{DeviceId, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE};
 use crate::hardware::units::MemMib;
+use crate::report::limits::{MAX_MIG_FAILURES, MAX_PROCESSES_PER_DEVICE};
 use crate::report::wire::API_VERSION;
-
-/// Most processes of one device in a report.
-pub const MAX_PROCESSES_PER_DEVICE: usize = 4096;
-
-/// Longest instance id of an agent, pod UID or MIG profile, in bytes.
-pub(crate) const MAX_NAME_BYTES: usize = 64;
-
-/// Most streaming multiprocessors (SMs) that are accepted: a hundred times those of GPUs of 2026.
-pub(crate) const MAX_SM_COUNT: u32 = 16_384;
-
-/// Most profiles of MIG instances that a GPU can have; NVML numbers 17 in 2026.
-pub const MAX_MIG_PROFILES: usize = 32;
-
-/// Most units at which instances of a profile may begin; in 2026 a GPU has 7 at most.
-pub const MAX_MIG_STARTS: usize = 16;
-
-/// Most failed orders in a report: 9 GPUs with 7 instances each have fewer.
-pub const MAX_MIG_FAILURES: usize = 64;
-
-/// Most promised instances in a report: 16 GPUs with 7 instances each have fewer.
-pub const MAX_MIG_PROMISES: usize = 128;
-
-/// Longest error of a failed order, in bytes.
-pub const MAX_MIG_ERROR_BYTES: usize = 512;
 
 /// Why a report is refused.
 #[derive(Debug, thiserror::Error)]

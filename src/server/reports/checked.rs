@@ -1,6 +1,6 @@
 //! Checks a report and converts it into the types of [`crate::model`].
 //!
-//! [`Report::from_json`] is the only way in. The extender calls it for each report and passes the
+//! [`CheckedReport::from_json`] is the only way in. The extender calls it for each report and passes the
 //! result to the ledger. Nothing here depends on earlier reports: the ledger compares them.
 
 use std::collections::BTreeMap;
@@ -17,10 +17,11 @@ use crate::hardware::units::MemMib;
 use crate::json_object::Object;
 use crate::ledger::change::reports::NodeReport;
 use crate::model::device_state;
-use crate::report::bounds::{MAX_NAME_BYTES, ReportError, text};
-use crate::report::details::{device_use, health};
+use crate::report::limits::MAX_NAME_BYTES;
 use crate::report::wire::{API_VERSION, DeviceReport, DeviceUse, LimitsInForce, Report};
-use crate::report::{details, mig};
+use crate::server::reports::details::{device_use, health};
+use crate::server::reports::refusal::{ReportError, text};
+use crate::server::reports::{details, mig};
 use crate::usage::node_details::DetailsReport;
 
 /// Longest product name of a GPU in bytes; NVML's own buffer has 96.
@@ -37,15 +38,15 @@ pub struct CheckedReport {
     pub promises: Option<(u64, BTreeMap<PodUid, Vec<Spot>>)>,
 }
 
-impl Report {
+impl CheckedReport {
     /// Reads and checks the body of a report.
     ///
     /// # Errors
     /// [`ReportError`] for the first error found. A document of another API version gets that
     /// error, even if nothing else in it can be read.
-    pub fn from_json(body: &[u8]) -> Result<CheckedReport, ReportError> {
-        match parse::<Self>(body) {
-            Ok(report) => report.checked(),
+    pub fn from_json(body: &[u8]) -> Result<Self, ReportError> {
+        match parse::<Report>(body) {
+            Ok(report) => Self::of(report),
             Err(error) => Err(match parse::<Header>(body) {
                 Ok(header) => readable(&header.api_version).err().unwrap_or(error),
                 Err(_) => error,
@@ -57,18 +58,18 @@ impl Report {
     ///
     /// # Errors
     /// [`ReportError`] for the first error found.
-    pub fn checked(self) -> Result<CheckedReport, ReportError> {
-        text("agent", &self.agent, MAX_NAME_BYTES)?;
-        if self.session.is_none() && self.inventory.is_none() {
+    pub fn of(report: Report) -> Result<Self, ReportError> {
+        text("agent", &report.agent, MAX_NAME_BYTES)?;
+        if report.session.is_none() && report.inventory.is_none() {
             return Err(ReportError::HelloWithoutInventory);
         }
-        let conditions = details::conditions(&self.devices)?;
-        let tenants = details::tenants(&self.devices)?;
-        let mig_failures = mig::failures(self.mig_failures)?;
-        let limits = self.memory_limits.map(limits).transpose()?;
-        let promises = self.mig_promises.map(mig::promises).transpose()?;
-        let driver = self.driver.map(details::driver).transpose()?;
-        let (inventory, details) = match self.inventory {
+        let conditions = details::conditions(&report.devices)?;
+        let tenants = details::tenants(&report.devices)?;
+        let mig_failures = mig::failures(report.mig_failures)?;
+        let limits = report.memory_limits.map(limits).transpose()?;
+        let promises = report.mig_promises.map(mig::promises).transpose()?;
+        let driver = report.driver.map(details::driver).transpose()?;
+        let (inventory, details) = match report.inventory {
             Some(devices) => {
                 let details = details::devices(&devices)?;
                 (Some(inventory(devices, &details)?), Some((driver, details)))
@@ -76,14 +77,14 @@ impl Report {
             None => (None, None),
         };
         let facts = NodeReport {
-            agent: self.agent,
-            session: self.session,
-            sequence: self.sequence,
+            agent: report.agent,
+            session: report.session,
+            sequence: report.sequence,
             inventory,
-            uses: uses(self.devices)?,
-            allocations_version: self.allocations_version,
+            uses: uses(report.devices)?,
+            allocations_version: report.allocations_version,
         };
-        Ok(CheckedReport {
+        Ok(Self {
             facts,
             details: DetailsReport {
                 inventory: details,

@@ -112,6 +112,33 @@ impl MigProfile {
     pub fn means(&self, profile: &Self) -> bool {
         self == profile || *self.0 == profile.0.replace('+', ".")
     }
+
+    /// The name without the variant, and the variant: `1g.10gb` and `+me` of `1g.10gb+me`.
+    pub fn parts(&self) -> (&str, &str) {
+        let end = self.as_str().find("gb").map_or(self.as_str().len(), |at| at + "gb".len());
+        self.as_str().split_at(end)
+    }
+
+    /// The name without the variant.
+    pub fn plain(&self) -> &str {
+        self.parts().0
+    }
+
+    /// Whether it is named as NVIDIA names profiles: `2g.20gb`, perhaps with a variant such as `+me`.
+    pub fn has_usual_name(&self) -> bool {
+        let (plain, variant) = self.parts();
+        let is_number = |text: &str| text.parse::<u64>().is_ok_and(|it| it > 0);
+        let numbers = plain.strip_suffix("gb").and_then(|rest| rest.split_once("g."));
+        let is_plain =
+            numbers.is_some_and(|(slices, memory)| is_number(slices) && is_number(memory));
+        is_plain && ["", "+me", "+me.all", "-me", "+gfx", ".me"].contains(&variant)
+    }
+
+    /// Whether it has the media engines, which one instance of a GPU may have.
+    pub fn has_media(&self) -> bool {
+        let variant = self.parts().1;
+        ["+me", ".me"].iter().any(|media| variant.starts_with(media))
+    }
 }
 
 impl fmt::Display for DeviceId {

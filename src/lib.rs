@@ -35,6 +35,7 @@ pub mod hardware {
     pub mod units;
     pub mod ids;
     pub mod device;
+    pub mod seen;
     pub mod pool;
     pub mod device_class;
     pub mod mig;
@@ -229,11 +230,14 @@ pub mod metrics {
     pub mod registry;
 }
 
-/// Reports of the agents, and the replies.
+/// Reports of the agents, what is believed of them, and the replies.
 #[deny(missing_docs)] // others read it
 pub mod report {
     pub mod limits;
     pub mod wire;
+    pub mod refusal;
+    pub(crate) mod mig;
+    pub(crate) mod details;
 }
 
 /// Kubernetes: requests, pods and nodes, admission, and the only writer.
@@ -420,12 +424,9 @@ pub mod server {
         pub mod verbs;
     }
 
-    /// Reports of the agents, checked, and what the replies have.
+    /// Reports of the agents for the ledger, and what the replies have.
     #[deny(missing_docs)] // others read it
     pub mod reports {
-        pub mod refusal;
-        pub(crate) mod mig;
-        pub(crate) mod details;
         pub mod checked;
         pub mod reply;
     }

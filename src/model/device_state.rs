@@ -2,6 +2,8 @@
 //!
 //! [`crate::model::node_state`] derives the sums here from its reservations and holds.
 
+use crate::hardware::seen::DeviceUse;
+use crate::hardware::seen::ProcessUse;
 use std::time::Duration;
 
 use litemap::LiteMap;
@@ -24,38 +26,6 @@ pub const CLEAN_REPORTS_TO_FREE: u32 = 2;
 /// More than any device has. It stands for a sum of written amounts that overflows its type.
 pub(crate) const BEYOND: Demand =
     Demand { memory: MemMib::new(u64::MAX), share: Share::from_millionths(u64::MAX) };
-
-/// What an agent saw on one device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceUse {
-    /// The device.
-    pub id: DeviceId,
-    /// Memory in use without the driver's reserve; `None` where the driver cannot say.
-    pub used: Option<MemMib>,
-    /// Percent of the last period in which a kernel ran; `None` where the driver cannot say.
-    pub busy_percent: Option<u8>,
-    /// Whether it may take new tenants.
-    pub health: Health,
-    /// Its processes; `None` when they were not sampled this time.
-    pub processes: Option<Vec<ProcessUse>>,
-}
-
-impl DeviceUse {
-    /// A healthy device that nothing uses.
-    pub fn idle(id: DeviceId) -> Self {
-        let (used, processes) = (Some(MemMib::ZERO), Some(Vec::new()));
-        Self { id, used, busy_percent: None, health: Health::Healthy, processes }
-    }
-}
-
-/// One process on a device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProcessUse {
-    /// Its pod; `None` for a process outside Kubernetes, or one whose pod is not found.
-    pub pod: Option<PodUid>,
-    /// Its memory on the device; `None` where the driver cannot say, which is not zero.
-    pub memory: Option<MemMib>,
-}
 
 /// Whether the isolation that a pool's rule configures is in force on a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

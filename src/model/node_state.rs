@@ -17,12 +17,13 @@ use crate::hardware::ids::{DeviceId, MigProfile, NodeName, PodUid, PoolName};
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::mig::Geometry;
 use crate::hardware::pool::PoolRule;
+use crate::hardware::seen::{DeviceUse, ProcessUse};
 use crate::hardware::spots::{DividedGpu, Makeable, MigInventory, Spot, makeable};
 use crate::hardware::topology::Topology;
 use crate::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share, Timestamp};
 use crate::model::device_state::{
-    BEYOND, CLEAN_REPORTS_TO_FREE, DeviceGuest, DeviceState, DeviceUse, Hold, HoldRule, Origin,
-    ProcessUse, StandingHold, Verification,
+    BEYOND, CLEAN_REPORTS_TO_FREE, DeviceGuest, DeviceState, Hold, HoldRule, Origin, StandingHold,
+    Verification,
 };
 use crate::model::fit::{CompiledRequest, NeighborIsolation, Room};
 use crate::model::isolation::LimitOrders;

@@ -4,6 +4,7 @@
 //! limits of clients of a serving MPS daemon, a MIG instance. Clients of MPS must cooperate: a
 //! program can evade its limit, so such limits never count as isolation by hardware.
 
+use crate::hardware::seen::ReportedTenant;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -12,8 +13,9 @@ use litemap::LiteMap;
 use crate::hardware::device::DeviceKind;
 use crate::hardware::ids::{DeviceId, PodUid};
 use crate::hardware::pool::ConfiguredIsolation;
+use crate::hardware::seen::DeviceUse;
 use crate::hardware::units::{Demand, MemMib, Share, Timestamp};
-use crate::model::device_state::{DeviceState, DeviceUse};
+use crate::model::device_state::DeviceState;
 use crate::model::event::LedgerEvent;
 use crate::model::isolation::{DriverLimits, Mode};
 use crate::model::node_state::NodeState;
@@ -22,22 +24,6 @@ use crate::model::reservation::ReservationState;
 /// How long processes of a pod may run before their configured isolation must be verified. Two
 /// regular lists of processes come in this time.
 pub const VERIFIED_WITHIN: Duration = Duration::from_secs(10);
-
-/// What an agent reports of a pod with processes on a device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ReportedTenant {
-    /// The driver's limit for all its processes, read back.
-    pub limit: Option<MemMib>,
-    /// Whether one of its processes certainly has no limit.
-    pub is_unlimited: bool,
-    /// Whether one of its processes is a client of MPS.
-    pub is_mps_client: bool,
-    /// The MPS limit of all its processes together, if each is a client of a serving daemon.
-    pub mps_limit: Option<MemMib>,
-    /// Percent of the time since the last list in which its kernels ran; `None` where the driver
-    /// cannot say whose kernels run.
-    pub busy_percent: Option<u8>,
-}
 
 /// The isolation of one tenant of one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

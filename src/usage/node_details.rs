@@ -4,48 +4,24 @@
 //! [`Health`](crate::hardware::device::Health), and which devices are near each other is its
 //! [`Topology`](crate::hardware::topology::Topology). The node's state has both.
 
+use crate::hardware::seen::Condition;
+use crate::hardware::seen::Driver;
 use std::collections::BTreeMap;
 
-use crate::api::condition::{DeviceFault, MpsState};
 use crate::hardware::device::{DeviceDetails, FailedMigOrder};
 use crate::hardware::ids::{DeviceId, PodUid};
 use crate::hardware::pool::ConfiguredIsolation;
+use crate::hardware::seen::DeviceUse;
+use crate::hardware::seen::ReportedTenant;
 use crate::hardware::spots::Spot;
 use crate::hardware::units::{Demand, Timestamp};
-use crate::model::device_state::{DeviceState, DeviceUse, Verification};
+use crate::model::device_state::{DeviceState, Verification};
 use crate::model::event::LedgerEvent;
 use crate::model::isolation::{DriverLimits, Mode, Rules};
 use crate::model::node_state::NodeState;
 use crate::usage::history::Usages;
-use crate::usage::isolation::{IsolationTable, ReportedTenant, Seen, tenant_isolation};
+use crate::usage::isolation::{IsolationTable, Seen, tenant_isolation};
 use crate::usage::samples::UsageSamples;
-
-/// The driver of a node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Driver {
-    /// Its version, for instance `580.95.05`.
-    pub version: String,
-    /// Newest CUDA that it can run, for instance `13.0`.
-    pub cuda: Option<String>,
-}
-
-/// What is or was wrong with a device, and the state of its MPS daemon.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Condition {
-    /// Why it takes no new tenants.
-    pub fault: Option<DeviceFault>,
-    /// Newest Xid since the agent's start, a fault of an application or of the device.
-    pub last_xid: Option<u64>,
-    /// State of its MPS control daemon; `None` if the agent watches none.
-    pub mps: Option<MpsState>,
-}
-
-impl Condition {
-    /// Whether its MPS daemon takes no clients, so that they run unlimited or not at all.
-    pub fn is_mps_away(&self) -> bool {
-        matches!(self.mps, Some(MpsState::Absent | MpsState::Faulted))
-    }
-}
 
 /// What an agent reports of its node beside its state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -183,6 +159,8 @@ pub(crate) fn verification(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::condition::DeviceFault;
+    use crate::api::condition::MpsState;
     use crate::hardware::ids::NodeName;
     use crate::hardware::units::{MemMib, Share};
     use crate::ledger::fixture;

@@ -11,13 +11,13 @@ use gpupack::hardware::inventory::NodeInventory;
 use gpupack::hardware::pool::{
     Borrow, Enforcement, InstanceUse, MigUse, PoolRule, PoolRules, Replicas,
 };
+use gpupack::hardware::seen::{DeviceUse, ProcessUse};
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
 use gpupack::ledger::change::facts::{MoveFact, PodFact};
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::Ledger;
 use gpupack::ledger::query::queries::PlacementRequest;
 use gpupack::ledger::suggest::standing::Holder;
-use gpupack::model::device_state::{DeviceUse, ProcessUse};
 use gpupack::model::event::LedgerEvent;
 use gpupack::model::node_state::NodeState;
 use gpupack::model::policy::Policy;

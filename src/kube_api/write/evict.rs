@@ -7,7 +7,7 @@ use kube::api::PostParams;
 use crate::hardware::ids::PodUid;
 use crate::kube_api::write::outcome::Cause;
 use crate::kube_api::write::target::PodKey;
-use crate::kube_api::write::writer::{ApiWriter, is_definite, pods};
+use crate::kube_api::write::writer::{ApiWriter, cause_of, is_definite, message_of, pods};
 
 /// The outcome of an eviction.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,9 +45,11 @@ impl ApiWriter {
         match reply.status {
             200..=299 => EvictOutcome::Evicted,
             404 | 409 => EvictOutcome::Gone,
-            429 => EvictOutcome::Blocked { message: reply.message() },
-            code if is_definite(code) => EvictOutcome::Refused { code, message: reply.message() },
-            _ => EvictOutcome::Undecided { cause: reply.cause() },
+            429 => EvictOutcome::Blocked { message: message_of(&reply) },
+            code if is_definite(code) => {
+                EvictOutcome::Refused { code, message: message_of(&reply) }
+            }
+            _ => EvictOutcome::Undecided { cause: cause_of(&reply) },
         }
     }
 }

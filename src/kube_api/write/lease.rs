@@ -10,7 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{GetParams, PostParams};
 
 use crate::kube_api::write::outcome::Cause;
-use crate::kube_api::write::writer::ApiWriter;
+use crate::kube_api::write::writer::{ApiWriter, cause_of, object_of};
 
 /// The number of the term. It grows with each holder.
 const TERM: &str = "gpupack.dev/term";
@@ -101,13 +101,13 @@ impl ApiWriter {
             Err(cause) => return LeaseAnswer::Failed(cause),
         };
         match answer.status {
-            200..=299 => match answer.object::<Lease>() {
+            200..=299 => match object_of::<Lease>(&answer) {
                 Ok(lease) => LeaseAnswer::Is(Box::new(Held::from_api(&lease))),
                 Err(cause) => LeaseAnswer::Failed(cause),
             },
             404 => LeaseAnswer::Missing,
             409 => LeaseAnswer::Changed,
-            _ => LeaseAnswer::Failed(answer.cause()),
+            _ => LeaseAnswer::Failed(cause_of(&answer)),
         }
     }
 }

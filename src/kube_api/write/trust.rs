@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::kube_api::write::outcome::Cause;
-use crate::kube_api::write::writer::ApiWriter;
+use crate::kube_api::write::writer::{ApiWriter, cause_of, object_of};
 
 /// What became of a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,9 +76,9 @@ impl ApiWriter {
         let answer =
             self.exchange(request.get(name, &GetParams::default()), self.timeout()).await?;
         match answer.status {
-            200..=299 => Ok((Some(answer.object()?), answer.date)),
+            200..=299 => Ok((Some(object_of(&answer)?), answer.date)),
             404 => Ok((None, answer.date)),
-            _ => Err(answer.cause()),
+            _ => Err(cause_of(&answer)),
         }
     }
 
@@ -113,7 +113,7 @@ impl ApiWriter {
             Ok(answer) => match answer.status {
                 200..=299 => Written::Done,
                 404 | 409 => Written::Changed,
-                _ => Written::Failed(answer.cause()),
+                _ => Written::Failed(cause_of(&answer)),
             },
             Err(cause) => Written::Failed(cause),
         }

@@ -86,8 +86,8 @@ impl ApiWriter {
             200..=299 => BindOutcome::Bound,
             404 => BindOutcome::Gone,
             409 => BindOutcome::Conflict,
-            code if is_definite(code) => BindOutcome::Refused { code, message: reply.message() },
-            _ => BindOutcome::Undecided { cause: reply.cause() },
+            code if is_definite(code) => BindOutcome::Refused { code, message: message_of(&reply) },
+            _ => BindOutcome::Undecided { cause: cause_of(&reply) },
         }
     }
 
@@ -99,9 +99,9 @@ impl ApiWriter {
         let request = pods(key).get(key.name(), &GetParams::default());
         let reply = self.exchange(request, self.timeout).await?;
         match reply.status {
-            200..=299 => reply.object().map(Some),
+            200..=299 => object_of(&reply).map(Some),
             404 => Ok(None),
-            _ => Err(reply.cause()),
+            _ => Err(cause_of(&reply)),
         }
     }
 
@@ -187,7 +187,7 @@ impl ApiWriter {
         let reply = self.write(request).await?;
         match reply.status {
             200..=299 | 404 => Ok(()),
-            _ => Err(reply.cause()),
+            _ => Err(cause_of(&reply)),
         }
     }
 
@@ -215,14 +215,16 @@ impl ApiWriter {
             Err(cause) => return PatchOutcome::Undecided { cause },
         };
         match reply.status {
-            200..=299 => match reply.object() {
+            200..=299 => match object_of(&reply) {
                 Ok(pod) => PatchOutcome::Patched { pod: Box::new(pod) },
                 Err(cause) => PatchOutcome::Undecided { cause },
             },
             404 => PatchOutcome::Gone,
             409 => PatchOutcome::Conflict,
-            code if is_definite(code) => PatchOutcome::Refused { code, message: reply.message() },
-            _ => PatchOutcome::Undecided { cause: reply.cause() },
+            code if is_definite(code) => {
+                PatchOutcome::Refused { code, message: message_of(&reply) }
+            }
+            _ => PatchOutcome::Undecided { cause: cause_of(&reply) },
         }
     }
 
@@ -334,24 +336,23 @@ impl ApiWriter {
     }
 }
 
-impl Answer {
-    /// The object in the body.
-    pub(crate) fn object<T: DeserializeOwned>(&self) -> Result<T, Cause> {
-        let body = self.body.as_ref().ok_or(Cause::Timeout)?;
-        serde_json::from_slice(body).map_err(|error| Cause::Body { fault: error.to_string() })
-    }
+/// The object in the body of an answer.
+pub(crate) fn object_of<T: DeserializeOwned>(answer: &Answer) -> Result<T, Cause> {
+    let body = answer.body.as_ref().ok_or(Cause::Timeout)?;
+    serde_json::from_slice(body).map_err(|error| Cause::Body { fault: error.to_string() })
+}
 
-    /// The message of a failure, or the beginning of another body.
-    pub(crate) fn message(&self) -> String {
-        let body = self.body.as_deref().unwrap_or_default();
-        let status = serde_json::from_slice::<Status>(body).ok().and_then(|status| status.message);
-        let message = status.unwrap_or_else(|| String::from_utf8_lossy(body).into_owned());
-        message.chars().take(512).collect()
-    }
+/// The message of a failure, or the beginning of another body.
+pub(crate) fn message_of(answer: &Answer) -> String {
+    let body = answer.body.as_deref().unwrap_or_default();
+    let status = serde_json::from_slice::<Status>(body).ok().and_then(|status| status.message);
+    let message = status.unwrap_or_else(|| String::from_utf8_lossy(body).into_owned());
+    message.chars().take(512).collect()
+}
 
-    pub(crate) fn cause(&self) -> Cause {
-        Cause::Status { code: self.status, message: self.message() }
-    }
+/// Why a call failed, by its answer.
+pub(crate) fn cause_of(answer: &Answer) -> Cause {
+    Cause::Status { code: answer.status, message: message_of(answer) }
 }
 
 /// Whether a status that is no success means that nothing was done.

@@ -360,7 +360,7 @@ fn no_unisolated_pod_joins_a_tenant_that_requires_isolation() {
 #[test]
 fn use_without_a_reservation_has_no_limit() {
     use crate::hardware::ids::DeviceId;
-    use crate::model::device_state::DeviceUse;
+    use crate::hardware::seen::DeviceUse;
     let (mut node, classes) = with_protected_tenant();
     let seen = |used: u64| DeviceUse {
         used: Some(MemMib::new(used)),

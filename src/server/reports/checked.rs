@@ -3,29 +3,26 @@
 //! [`CheckedReport::from_json`] is the only way in. The extender calls it for each report and passes the
 //! result to the ledger. Nothing here depends on earlier reports: the ledger compares them.
 
+use crate::report::details::of_inventory;
+use crate::report::limits::MAX_MIG_PROMISES;
+use crate::report::wire::MigPromise;
+use crate::report::wire::MigPromises;
 use std::collections::BTreeMap;
 
-use crate::api::state;
 use crate::causes::shown_long;
-use crate::hardware::device::{Device, DeviceDetails, DeviceIndex, DeviceKind, InventoryError};
-use crate::hardware::ids::{
-    DeviceId, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE, MigProfile, ModelName, PodUid,
-};
+use crate::hardware::device::{DeviceDetails, InventoryError};
+use crate::hardware::ids::{DeviceId, MAX_DEVICES_PER_NODE, MigProfile, PodUid};
 use crate::hardware::inventory::NodeInventory;
+use crate::hardware::seen;
 use crate::hardware::spots::Spot;
-use crate::hardware::units::MemMib;
 use crate::json_object::Object;
 use crate::ledger::change::reports::NodeReport;
-use crate::model::device_state;
+use crate::report::details::device_use;
 use crate::report::limits::MAX_NAME_BYTES;
+use crate::report::refusal::{ReportError, text};
 use crate::report::wire::{API_VERSION, DeviceReport, DeviceUse, LimitsInForce, Report};
-use crate::server::reports::details::{device_use, health};
-use crate::server::reports::refusal::{ReportError, text};
-use crate::server::reports::{details, mig};
+use crate::report::{details, mig};
 use crate::usage::node_details::DetailsReport;
-
-/// Longest product name of a GPU in bytes; NVML's own buffer has 96.
-const MAX_MODEL_BYTES: usize = 128;
 
 /// A report that was checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,7 +64,7 @@ impl CheckedReport {
         let tenants = details::tenants(&report.devices)?;
         let mig_failures = mig::failures(report.mig_failures)?;
         let limits = report.memory_limits.map(limits).transpose()?;
-        let promises = report.mig_promises.map(mig::promises).transpose()?;
+        let promises = report.mig_promises.map(promises).transpose()?;
         let driver = report.driver.map(details::driver).transpose()?;
         let (inventory, details) = match report.inventory {
             Some(devices) => {
@@ -149,7 +146,7 @@ fn inventory(
     if devices.len() > MAX_DEVICES_PER_NODE {
         return Err(InventoryError::TooManyDevices { count: devices.len() }.into());
     }
-    let mut devices = devices.into_iter().map(device).collect::<Result<Vec<_>, _>>()?;
+    let mut devices = devices.into_iter().map(of_inventory).collect::<Result<Vec<_>, _>>()?;
     for device in &mut devices {
         if let Some((id, _)) = details.get_key_value(&device.id) {
             device.id = id.clone(); // share one copy of the text
@@ -158,43 +155,21 @@ fn inventory(
     Ok(NodeInventory::placed(devices, details)?)
 }
 
-impl DeviceReport {
-    /// Whether an extender would accept its name, kind and memory.
-    pub fn is_believable(&self) -> bool {
-        let alone = device(self.clone()).map(|device| (device.reserved, device.total));
-        alone.is_ok_and(|(reserved, total)| reserved <= total && total <= MAX_DEVICE_MEMORY)
+/// Checks what an earlier leader promised: its term, and the places by pod. What is too much is left out.
+fn promises(mut told: MigPromises) -> Result<(u64, BTreeMap<PodUid, Vec<Spot>>), ReportError> {
+    told.instances.truncate(MAX_MIG_PROMISES);
+    let mut by_pod = BTreeMap::<PodUid, Vec<Spot>>::new();
+    for MigPromise { pod_uid, gpu, profile, start } in told.instances {
+        text("migPromises.podUid", &pod_uid, MAX_NAME_BYTES)?;
+        text("migPromises.profile", &profile, MAX_NAME_BYTES)?;
+        let spot = Spot { gpu: DeviceId::new(&gpu)?, profile: MigProfile::new(profile), start };
+        by_pod.entry(PodUid::new(pod_uid)).or_default().push(spot);
     }
-}
-
-/// Checks one device of an inventory.
-fn device(report: DeviceReport) -> Result<Device, ReportError> {
-    let id = DeviceId::new(&report.uuid)?;
-    text("model", &report.model, MAX_MODEL_BYTES)?;
-    let kind = match (report.kind, report.parent, report.mig_profile) {
-        (state::DeviceKind::Gpu, None, None) => DeviceKind::Gpu,
-        (state::DeviceKind::MigParent, None, None) => DeviceKind::MigParent,
-        (state::DeviceKind::MigInstance, Some(parent), Some(profile)) => {
-            text("migProfile", &profile, MAX_NAME_BYTES)?;
-            DeviceKind::MigInstance {
-                parent: DeviceId::new(&parent)?,
-                profile: MigProfile::new(profile),
-            }
-        }
-        (kind, _, _) => return Err(ReportError::Kind { uuid: id, kind }),
-    };
-    Ok(Device {
-        id,
-        index: DeviceIndex(report.index),
-        model: ModelName::new(report.model),
-        total: MemMib::new(report.memory_mib),
-        reserved: MemMib::new(report.reserved_mib),
-        kind,
-        health: health(report.healthy),
-    })
+    Ok((told.term, by_pod))
 }
 
 /// Checks the observed use of all devices.
-fn uses(devices: Vec<DeviceUse>) -> Result<Vec<device_state::DeviceUse>, ReportError> {
+fn uses(devices: Vec<DeviceUse>) -> Result<Vec<seen::DeviceUse>, ReportError> {
     if devices.len() > MAX_DEVICES_PER_NODE {
         return Err(ReportError::TooManyDevices { count: devices.len() });
     }

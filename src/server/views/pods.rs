@@ -12,73 +12,71 @@ use crate::model::node_state::NodeState;
 use crate::model::request::{Amount, GpuRequest, Isolation, Limit};
 use crate::model::reservation::{Reservation, ReservationState};
 
-impl Pod {
-    /// A pod of which only CPU and host memory matter.
-    fn bare(uid: &PodUid, state: PodState, host: units::HostAmount) -> Self {
-        Self {
-            pod_uid: uid.to_string(),
-            pod: String::new(),
-            node: None,
-            state,
-            host: host_amount(host),
-            devices: 0,
-            share_millionths: None,
-            device_memory_mib: None,
-            mig_profile: None,
-            models: Vec::new(),
-            request: None,
-            isolation: None,
-            priority: None,
-            created_unix_seconds: None,
-            start_failure: None,
-        }
+/// A pod of which only CPU and host memory matter.
+fn bare(uid: &PodUid, state: PodState, host: units::HostAmount) -> Pod {
+    Pod {
+        pod_uid: uid.to_string(),
+        pod: String::new(),
+        node: None,
+        state,
+        host: host_amount(host),
+        devices: 0,
+        share_millionths: None,
+        device_memory_mib: None,
+        mig_profile: None,
+        models: Vec::new(),
+        request: None,
+        isolation: None,
+        priority: None,
+        created_unix_seconds: None,
+        start_failure: None,
     }
+}
 
-    /// A pod with devices.
-    fn placed(node: &NodeState, held: &Reservation) -> Self {
-        let placed = &held.placement.devices;
-        let mig_profile = placed.first().and_then(|first| profile(node, &first.id));
-        let isolation = match held.placement.isolation {
-            ConfiguredIsolation::None => IsolationMode::None,
-            ConfiguredIsolation::Mps => IsolationMode::Mps,
-            ConfiguredIsolation::Driver => IsolationMode::Driver,
-            ConfiguredIsolation::Hardware if mig_profile.is_some() => IsolationMode::Mig,
-            ConfiguredIsolation::Hardware => IsolationMode::Whole,
-        };
-        Self {
-            pod: held.pod.name.to_string(),
-            node: Some(node.name().to_string()),
-            devices: count(placed.len()),
-            share_millionths: placed.iter().map(|device| device.demand.share.millionths()).max(),
-            device_memory_mib: placed.iter().map(|device| device.demand.memory.mib()).max(),
-            mig_profile,
-            request: held.request.as_deref().map(request_of),
-            isolation: Some(isolation),
-            ..Self::bare(&held.pod.uid, reservation_state(held), held.host)
-        }
+/// A pod with devices.
+fn placed(node: &NodeState, held: &Reservation) -> Pod {
+    let placed = &held.placement.devices;
+    let mig_profile = placed.first().and_then(|first| profile(node, &first.id));
+    let isolation = match held.placement.isolation {
+        ConfiguredIsolation::None => IsolationMode::None,
+        ConfiguredIsolation::Mps => IsolationMode::Mps,
+        ConfiguredIsolation::Driver => IsolationMode::Driver,
+        ConfiguredIsolation::Hardware if mig_profile.is_some() => IsolationMode::Mig,
+        ConfiguredIsolation::Hardware => IsolationMode::Whole,
+    };
+    Pod {
+        pod: held.pod.name.to_string(),
+        node: Some(node.name().to_string()),
+        devices: count(placed.len()),
+        share_millionths: placed.iter().map(|device| device.demand.share.millionths()).max(),
+        device_memory_mib: placed.iter().map(|device| device.demand.memory.mib()).max(),
+        mig_profile,
+        request: held.request.as_deref().map(request_of),
+        isolation: Some(isolation),
+        ..bare(&held.pod.uid, reservation_state(held), held.host)
     }
+}
 
-    /// A waiting pod.
-    fn waiting(waiting: &WaitingPod) -> Self {
-        let bare = Self {
-            pod: waiting.pod.name.to_string(),
-            priority: Some(waiting.priority),
-            created_unix_seconds: u64::try_from(waiting.created_unix_seconds)
-                .ok()
-                .filter(|seconds| *seconds > 0),
-            ..Self::bare(&waiting.pod.uid, PodState::Waiting, waiting.query.host)
-        };
-        let Some(request) = &waiting.query.gpu else { return bare };
-        let request = request_of(request);
-        Self {
-            devices: request.devices,
-            share_millionths: request.share_millionths,
-            device_memory_mib: request.memory_mib,
-            mig_profile: request.mig_profile.clone(),
-            models: request.models.clone(),
-            request: Some(request),
-            ..bare
-        }
+/// A waiting pod.
+fn of_waiting(waiting: &WaitingPod) -> Pod {
+    let without_gpu = Pod {
+        pod: waiting.pod.name.to_string(),
+        priority: Some(waiting.priority),
+        created_unix_seconds: u64::try_from(waiting.created_unix_seconds)
+            .ok()
+            .filter(|seconds| *seconds > 0),
+        ..bare(&waiting.pod.uid, PodState::Waiting, waiting.query.host)
+    };
+    let Some(request) = &waiting.query.gpu else { return without_gpu };
+    let request = request_of(request);
+    Pod {
+        devices: request.devices,
+        share_millionths: request.share_millionths,
+        device_memory_mib: request.memory_mib,
+        mig_profile: request.mig_profile.clone(),
+        models: request.models.clone(),
+        request: Some(request),
+        ..without_gpu
     }
 }
 
@@ -147,16 +145,16 @@ fn count(devices: usize) -> u32 {
 pub(crate) fn on(app: &App, node: &NodeState) -> impl Iterator<Item = Pod> {
     let placed = node.reservations().values().map(|held| Pod {
         start_failure: app.start_failures.get(&held.pod.uid).map(|failure| failure.to_string()),
-        ..Pod::placed(node, held)
+        ..placed(node, held)
     });
     let others = node.others().iter().map(|(uid, other)| Pod {
         node: Some(node.name().to_string()),
-        ..Pod::bare(uid, PodState::Confirmed, other.host)
+        ..bare(uid, PodState::Confirmed, other.host)
     });
     placed.chain(others)
 }
 
 /// Shows the waiting pods, by priority, then the oldest first.
 pub(crate) fn waiting(app: &App, show: impl FnMut(Pod)) {
-    app.waiting.all().iter().map(|state| Pod::waiting(&state.waiting)).for_each(show);
+    app.waiting.all().iter().map(|state| of_waiting(&state.waiting)).for_each(show);
 }

@@ -1,6 +1,7 @@
 use super::*;
 use crate::hardware::device::Health;
 use crate::hardware::ids::PodUid;
+use crate::hardware::units::MemMib;
 
 fn check(body: &str, part: &str) {
     let error = CheckedReport::from_json(body.as_bytes()).unwrap_err();

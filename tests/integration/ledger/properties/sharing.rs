@@ -6,10 +6,11 @@ use gpupack::hardware::inventory::NodeInventory;
 use gpupack::hardware::pool::{
     ConfiguredIsolation, Enforcement, InstanceUse, PoolRule, PoolRules, Replicas,
 };
+use gpupack::hardware::seen::DeviceUse;
 use gpupack::hardware::units::{Demand, MemMib, Share};
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::Ledger;
-use gpupack::model::device_state::{DeviceState, DeviceUse};
+use gpupack::model::device_state::DeviceState;
 use gpupack::model::node_state::NodeState;
 use gpupack::model::policy::Policy;
 use gpupack::model::rejection::Rejection;

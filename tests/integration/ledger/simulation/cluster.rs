@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use gpupack::hardware::ids::{NodeName, PodUid, PoolName};
 use gpupack::hardware::inventory::NodeInventory;
+use gpupack::hardware::seen::{DeviceUse, ProcessUse};
 use gpupack::hardware::units::{Demand, MemMib, Timestamp};
 use gpupack::ledger::change::facts::PodFact;
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::Ledger;
-use gpupack::model::device_state::{DeviceUse, ProcessUse};
 use gpupack::model::reservation::{PlacedDevice, Placement};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;

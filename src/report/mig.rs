@@ -1,18 +1,17 @@
 //! What a report says about MIG on demand: the instances that its agent can make, and the orders
 //! that it could not carry out.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use crate::api::state::{DeviceKind, MigPlacement};
 use crate::hardware::device::{FailedMigOrder, MAX_UNITS, MakeableProfile, Slot};
-use crate::hardware::ids::{DeviceId, MigProfile, PodUid};
-use crate::hardware::spots::Spot;
+use crate::hardware::ids::{DeviceId, MigProfile};
 use crate::report::limits::{
-    MAX_MIG_ERROR_BYTES, MAX_MIG_FAILURES, MAX_MIG_PROFILES, MAX_MIG_PROMISES, MAX_MIG_STARTS,
-    MAX_NAME_BYTES, MAX_SM_COUNT,
+    MAX_MIG_ERROR_BYTES, MAX_MIG_FAILURES, MAX_MIG_PROFILES, MAX_MIG_STARTS, MAX_NAME_BYTES,
+    MAX_SM_COUNT,
 };
-use crate::report::wire::{DeviceReport, MigFailure, MigProfileReport, MigPromise, MigPromises};
-use crate::server::reports::refusal::{ReportError, memory, text};
+use crate::report::refusal::{ReportError, memory, text};
+use crate::report::wire::{DeviceReport, MigFailure, MigProfileReport};
 
 /// Longest axis of MIG instances that is accepted; in 2026 GPUs have 4, 8 or 12 units.
 const MAX_AXIS: u32 = 64;
@@ -92,21 +91,6 @@ pub(crate) fn profiles(
         });
     }
     Ok(profiles)
-}
-
-/// Checks what an earlier leader promised: its term, and the places by pod. What is too much is left out.
-pub(crate) fn promises(
-    mut told: MigPromises,
-) -> Result<(u64, BTreeMap<PodUid, Vec<Spot>>), ReportError> {
-    told.instances.truncate(MAX_MIG_PROMISES);
-    let mut by_pod = BTreeMap::<PodUid, Vec<Spot>>::new();
-    for MigPromise { pod_uid, gpu, profile, start } in told.instances {
-        text("migPromises.podUid", &pod_uid, MAX_NAME_BYTES)?;
-        text("migPromises.profile", &profile, MAX_NAME_BYTES)?;
-        let spot = Spot { gpu: DeviceId::new(&gpu)?, profile: MigProfile::new(profile), start };
-        by_pod.entry(PodUid::new(pod_uid)).or_default().push(spot);
-    }
-    Ok((told.term, by_pod))
 }
 
 /// Checks the orders that could not be carried out.

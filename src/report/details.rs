@@ -1,22 +1,28 @@
 //! What a report says beside amounts: topology and condition of devices, limits of tenants. It is
 //! checked like the rest. The ledger keeps it for people, and verifies isolation with it.
 
+use crate::hardware::ids::MAX_DEVICE_MEMORY;
+use crate::hardware::units::MemMib;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::api::condition::DeviceFault;
 use crate::api::state::DeviceKind;
+use crate::hardware::device;
 use crate::hardware::device::{DeviceDetails, Health};
-use crate::hardware::ids::{DeviceId, MAX_DEVICES_PER_NODE, PodUid};
-use crate::model::device_state;
+use crate::hardware::ids::{DeviceId, MAX_DEVICES_PER_NODE, MigProfile, ModelName, PodUid};
+use crate::hardware::seen;
+use crate::hardware::seen::ReportedTenant;
+use crate::hardware::seen::{Condition, Driver};
 use crate::report::limits::{MAX_NAME_BYTES, MAX_PROCESSES_PER_DEVICE, MAX_SM_COUNT};
+use crate::report::mig;
+use crate::report::refusal::{ReportError, memory, text};
 use crate::report::wire::{DeviceReport, DeviceUse, DriverReport, ProcessUse};
-use crate::server::reports::mig;
-use crate::server::reports::refusal::{ReportError, memory, text};
-use crate::usage::isolation::ReportedTenant;
-use crate::usage::node_details::{Condition, Driver};
 
 /// Longest version of a driver in bytes; NVML's own buffer has 80.
 const MAX_VERSION_BYTES: usize = 80;
+
+/// Longest product name of a GPU in bytes; NVML's own buffer has 96.
+const MAX_MODEL_BYTES: usize = 128;
 
 /// Largest minor number in Linux.
 const MAX_MINOR: u32 = (1 << 20) - 1;
@@ -59,6 +65,41 @@ impl DeviceUse {
         DeviceId::new(&self.uuid).is_ok_and(|id| device_use(id, self.clone()).is_ok())
             && tenants(std::slice::from_ref(self)).is_ok()
     }
+}
+
+impl DeviceReport {
+    /// Whether an extender would accept its name, kind and memory.
+    pub fn is_believable(&self) -> bool {
+        let alone = of_inventory(self.clone()).map(|device| (device.reserved, device.total));
+        alone.is_ok_and(|(reserved, total)| reserved <= total && total <= MAX_DEVICE_MEMORY)
+    }
+}
+
+/// Checks one device of an inventory.
+pub(crate) fn of_inventory(report: DeviceReport) -> Result<device::Device, ReportError> {
+    let id = DeviceId::new(&report.uuid)?;
+    text("model", &report.model, MAX_MODEL_BYTES)?;
+    let kind = match (report.kind, report.parent, report.mig_profile) {
+        (DeviceKind::Gpu, None, None) => device::DeviceKind::Gpu,
+        (DeviceKind::MigParent, None, None) => device::DeviceKind::MigParent,
+        (DeviceKind::MigInstance, Some(parent), Some(profile)) => {
+            text("migProfile", &profile, MAX_NAME_BYTES)?;
+            device::DeviceKind::MigInstance {
+                parent: DeviceId::new(&parent)?,
+                profile: MigProfile::new(profile),
+            }
+        }
+        (kind, _, _) => return Err(ReportError::Kind { uuid: id, kind }),
+    };
+    Ok(device::Device {
+        id,
+        index: device::DeviceIndex(report.index),
+        model: ModelName::new(report.model),
+        total: MemMib::new(report.memory_mib),
+        reserved: MemMib::new(report.reserved_mib),
+        kind,
+        health: health(report.healthy),
+    })
 }
 
 /// Checks the driver of a node.
@@ -182,10 +223,7 @@ pub(crate) fn health(healthy: bool) -> Health {
 }
 
 /// Checks the observed use of one device.
-pub(crate) fn device_use(
-    id: DeviceId,
-    device: DeviceUse,
-) -> Result<device_state::DeviceUse, ReportError> {
+pub(crate) fn device_use(id: DeviceId, device: DeviceUse) -> Result<seen::DeviceUse, ReportError> {
     let used = device.used_mib.map(|mib| memory(&id, mib)).transpose()?;
     if let Some(percent) = device.busy_percent
         && percent > 100
@@ -200,7 +238,7 @@ pub(crate) fn device_use(
     let processes = device.processes.map(|list| {
         list.into_iter().map(|process| checked_process(&id, process)).collect::<Result<_, _>>()
     });
-    Ok(device_state::DeviceUse {
+    Ok(seen::DeviceUse {
         used,
         busy_percent: device.busy_percent,
         health: match device.fault {
@@ -216,12 +254,12 @@ pub(crate) fn device_use(
 pub(crate) fn checked_process(
     id: &DeviceId,
     process: ProcessUse,
-) -> Result<device_state::ProcessUse, ReportError> {
+) -> Result<seen::ProcessUse, ReportError> {
     if let Some(uid) = &process.pod_uid {
         text("podUid", uid, MAX_NAME_BYTES)?;
     }
     let memory = process.memory_mib.map(|mib| memory(id, mib)).transpose()?;
-    Ok(device_state::ProcessUse { pod: process.pod_uid.map(PodUid::new), memory })
+    Ok(seen::ProcessUse { pod: process.pod_uid.map(PodUid::new), memory })
 }
 
 #[cfg(test)]

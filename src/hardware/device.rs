@@ -267,6 +267,13 @@ pub struct MakeableProfile {
     pub starts: Vec<u32>,
 }
 
+impl MakeableProfile {
+    /// Whether this is the profile of an instance that covers these units.
+    pub fn is_at(&self, profile: &MigProfile, slot: Slot) -> bool {
+        self.profile == *profile && self.size == slot.size && self.starts.contains(&slot.start)
+    }
+}
+
 /// An order to make or to remove a MIG instance that the agent of a node could not carry out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailedMigOrder {

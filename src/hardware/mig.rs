@@ -22,9 +22,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
-use crate::hardware::device::{
-    Device, DeviceDetails, DeviceKind, MakeableProfile, ModelFilter, Slot,
-};
+use crate::hardware::device::{Device, DeviceDetails, DeviceKind, ModelFilter, Slot};
 use crate::hardware::device_class::GpuPart;
 use crate::hardware::ids::{DeviceId, MigProfile, ModelName};
 use crate::hardware::units::{MemMib, Share};
@@ -282,13 +280,6 @@ impl Geometry {
         });
         let units: u32 = instances.iter().map(|(profile, _)| profile.size).sum();
         units <= self.axis && has_room(instances, taken)
-    }
-}
-
-impl MakeableProfile {
-    /// Whether this is the profile of an instance that covers these units.
-    pub(crate) fn is_at(&self, profile: &MigProfile, slot: Slot) -> bool {
-        self.profile == *profile && self.size == slot.size && self.starts.contains(&slot.start)
     }
 }
 

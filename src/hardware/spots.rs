@@ -32,18 +32,16 @@ pub struct Spot {
 }
 
 impl Spot {
+    /// Where the instance of a failed order lies, or was to lie.
+    pub fn of_failed(order: &FailedMigOrder) -> Self {
+        Self { gpu: order.gpu.clone(), profile: order.profile.clone(), start: order.start }
+    }
+
     /// The id that stands for its instance until that is made. No UUID of NVML has this form. `None` if
     /// it would be too long.
     pub fn id(&self) -> Option<DeviceId> {
         let profile = self.profile.as_str().replace(['.', '+'], "-");
         DeviceId::new(&format!("{}/{}/{profile}", self.gpu, self.start)).ok()
-    }
-}
-
-impl FailedMigOrder {
-    /// Where the instance lies, or was to lie.
-    pub fn spot(&self) -> Spot {
-        Spot { gpu: self.gpu.clone(), profile: self.profile.clone(), start: self.start }
     }
 }
 

@@ -66,7 +66,7 @@ impl NodeDetails {
         mut spots: impl Iterator<Item = &'a Spot>,
     ) -> Option<&str> {
         let failed = |spot: &Spot| {
-            let is_it = |it: &&FailedMigOrder| it.removed.is_none() && it.spot() == *spot;
+            let is_it = |it: &&FailedMigOrder| it.removed.is_none() && Spot::of_failed(it) == *spot;
             self.mig_failures.iter().find(is_it)
         };
         spots.find_map(failed).map(|it| it.error.as_str())
@@ -212,7 +212,7 @@ mod tests {
             error: error.to_owned(),
             ..fixture::failed_mig_order("A", start, removed)
         };
-        let spots = [0, 1, 2].map(|start| failed(start, None, "").spot());
+        let spots = [0, 1, 2].map(|start| Spot::of_failed(&failed(start, None, "")));
         let placement = |spot: &Spot| Placement {
             node: NodeName::new("n"),
             devices: Vec::new(),

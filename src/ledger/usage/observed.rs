@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::hardware::ids::{DeviceId, PodUid};
 use crate::hardware::seen::DeviceUse;
+use crate::hardware::spots::Spot;
 use crate::hardware::units::{MemMib, Timestamp};
 use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::state::Ledger;
@@ -138,7 +139,8 @@ impl Ledger {
         let Some(at) = self.position(node) else { return Vec::new() };
         let node_entry = self.node_entry(at);
         let not_made = seen.1.mig_failures.iter().filter(|failed| failed.removed.is_none());
-        let not_made: Vec<_> = not_made.map(|failed| (failed.spot(), failed.hidden)).collect();
+        let not_made: Vec<_> =
+            not_made.map(|failed| (Spot::of_failed(failed), failed.hidden)).collect();
         let limits = seen.1.limits.take().map(|(_, gpus)| gpus).unwrap_or_default();
         let (mut events, found) = node_entry.look(|version, node_state| {
             let mut details = node_entry.details.lock();

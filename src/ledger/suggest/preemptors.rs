@@ -288,6 +288,7 @@ impl Preemptors {
         }
     }
 
+    /// The preemptors that ended since the last call, and how.
     pub(crate) fn take_ended(&self) -> Vec<(PodUid, Ended)> {
         std::mem::take(&mut self.known.lock().ended)
     }

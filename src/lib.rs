@@ -234,7 +234,7 @@ pub mod metrics {
 #[deny(missing_docs)] // others read it
 pub mod report {
     pub mod limits;
-    pub mod wire;
+    pub mod bodies;
     pub mod refusal;
     pub(crate) mod mig;
     pub(crate) mod details;

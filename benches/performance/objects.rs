@@ -9,7 +9,7 @@ use gpupack::hardware::pool::ConfiguredIsolation;
 use gpupack::hardware::units::{Demand, MemMib, Share};
 use gpupack::kube_api::request::placement::encode;
 use gpupack::model::reservation::{PlacedDevice, Placement};
-use gpupack::report::wire::{DeviceReport, DeviceUse, ProcessUse};
+use gpupack::report::bodies::{DeviceReport, DeviceUse, ProcessUse};
 use serde_json::json;
 
 use super::bodies::{POD, filled, usual};

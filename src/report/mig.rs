@@ -6,12 +6,12 @@ use std::collections::BTreeSet;
 use crate::api::state::{DeviceKind, MigPlacement};
 use crate::hardware::device::{FailedMigOrder, MAX_UNITS, MakeableProfile, Slot};
 use crate::hardware::ids::{DeviceId, MigProfile};
+use crate::report::bodies::{DeviceReport, MigFailure, MigProfileReport};
 use crate::report::limits::{
     MAX_MIG_ERROR_BYTES, MAX_MIG_FAILURES, MAX_MIG_PROFILES, MAX_MIG_STARTS, MAX_NAME_BYTES,
     MAX_SM_COUNT,
 };
 use crate::report::refusal::{ReportError, memory, text};
-use crate::report::wire::{DeviceReport, MigFailure, MigProfileReport};
 
 /// Longest axis of MIG instances that is accepted; in 2026 GPUs have 4, 8 or 12 units.
 const MAX_AXIS: u32 = 64;
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
     use crate::hardware::device;
     use crate::hardware::units::MemMib;
-    use crate::report::wire::{API_VERSION, MigOrders};
+    use crate::report::bodies::{API_VERSION, MigOrders};
     use crate::server::reports::checked::CheckedReport;
 
     fn parent(mig_profiles: Vec<MigProfileReport>) -> DeviceReport {

@@ -9,7 +9,7 @@ use gpupack::api::state::DeviceKind;
 use gpupack::hardware::ids::ModelName;
 use gpupack::hardware::mig::Geometry;
 use gpupack::hardware::units::MemMib;
-use gpupack::report::wire::{DeviceReport, MigProfileReport};
+use gpupack::report::bodies::{DeviceReport, MigProfileReport};
 
 use crate::orders::Replica;
 use crate::{first_sample, report, say};

@@ -23,7 +23,7 @@ use gpupack::model::node_state::NodeState;
 use gpupack::model::policy::Policy;
 use gpupack::model::request::{Amount, GpuRequest, Isolation};
 use gpupack::model::reservation::{Reservation, Tenure};
-use gpupack::report::wire::Allocation;
+use gpupack::report::bodies::Allocation;
 use gpupack::scoring::context::{ScoringContext, TakenList};
 use gpupack::scoring::strategy::{CustomCost, PlacementCost, Strategy as Ranking};
 use gpupack::server::reports::reply::allocation;

@@ -16,7 +16,7 @@ use gpupack::metrics::demand::{AccountUse, Queue, TeamFigures};
 use gpupack::metrics::fleet::Fleet;
 use gpupack::metrics::mig::{MakeResult, MigFigures};
 use gpupack::metrics::registry::Metrics;
-use gpupack::report::wire::{
+use gpupack::report::bodies::{
     AllocatedDevice, Allocation, AllocationState, DeviceReport, DeviceUse,
 };
 use gpupack::scoring::efficiency::Figures;

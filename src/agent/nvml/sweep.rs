@@ -24,8 +24,8 @@ use crate::api::condition::{DeviceFault, MpsState};
 use crate::api::state::DeviceKind;
 use crate::hardware::ids::MAX_DEVICES_PER_NODE;
 use crate::hardware::units::Timestamp;
+use crate::report::bodies::{DeviceReport, DeviceUse, MigProfileReport, ProcessUse};
 use crate::report::limits::MAX_PROCESSES_PER_DEVICE;
-use crate::report::wire::{DeviceReport, DeviceUse, MigProfileReport, ProcessUse};
 
 /// NVML counts bytes.
 const BYTES_PER_MIB: u64 = 1 << 20;

@@ -9,7 +9,7 @@ use crate::api::state::DeviceKind;
 use crate::hardware::device::InventoryError;
 use crate::hardware::ids::{DeviceId, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE, NodeName};
 use crate::hardware::units::{HostAmount, MemMib, MilliCpu};
-use crate::report::wire::DeviceReport;
+use crate::report::bodies::DeviceReport;
 
 /// Simulated nodes. Node names and UUIDs are unique, every device is within the limits of the core.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

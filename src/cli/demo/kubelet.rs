@@ -32,7 +32,7 @@ use crate::kube_api::pod::watch::Sink;
 use crate::kube_api::request::placement::encode;
 use crate::metrics::moves::{MoveReason, MoveResult};
 use crate::model::reservation::{BorrowedMemory, Departure, Guest, Move, Placement};
-use crate::report::wire::AllocatedDevice;
+use crate::report::bodies::AllocatedDevice;
 
 /// Pause between two looks at what is to be restarted.
 const LOOK_EVERY: Duration = Duration::from_millis(100);

@@ -18,10 +18,10 @@ use crate::metrics::labels::ReportResult;
 use crate::model::isolation::Rules;
 use crate::model::node_state::InstanceOrders;
 use crate::protocol::messages::to_json;
-use crate::report::limits::MAX_MIG_PROMISES;
-use crate::report::wire::{
+use crate::report::bodies::{
     GpuLimits, LimitOrders, MakeInstance, MigOrders, MigPromise, Outcome, PodLimit, Reply,
 };
+use crate::report::limits::MAX_MIG_PROMISES;
 use crate::scoring::lent_memory::OrderedLimits;
 use crate::server::reports::checked::CheckedReport;
 use crate::server::reports::reply::allocation;

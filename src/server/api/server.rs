@@ -23,7 +23,7 @@ use crate::ledger::query::reading::Readiness;
 use crate::metrics::labels::VerbAnswer;
 use crate::metrics::labels::{Outcome, Verb};
 use crate::protocol::bounds::ProtocolError;
-use crate::report::wire;
+use crate::report::bodies;
 use crate::server::api::agents::{AgentAccess, prove};
 use crate::server::api::people::{PeopleAccess, identify, identify_scrape};
 use crate::server::api::queries::scrape as scraped;
@@ -132,7 +132,7 @@ fn verb_routes(service: &Service) -> Router<Service> {
 fn agent_routes() -> Router<Service> {
     let most = |bytes| DefaultBodyLimit::max(bytes);
     Router::new()
-        .route("/v1/nodes/{node}/report", put(take_report).layer(most(wire::MAX_BODY_BYTES)))
+        .route("/v1/nodes/{node}/report", put(take_report).layer(most(bodies::MAX_BODY_BYTES)))
 }
 
 /// Routes for Prometheus and operators. Each replica answers them itself.
@@ -439,8 +439,8 @@ fn answered(
 /// The report of an agent about its node.
 #[utoipa::path(put, path = "/v1/nodes/{node}/report", operation_id = "takeReport", tag = "agents", params(
     ("node" = String, Path, description = "Name of the node."),
-), request_body = wire::Report, responses(
-    (status = 200, description = "The session, and the allocations if they changed.", body = wire::Reply),
+), request_body = bodies::Report, responses(
+    (status = 200, description = "The session, and the allocations if they changed.", body = bodies::Reply),
     (status = 400, description = "No node can have this name.", body = Error),
     (status = 404, description = "No node has this name.", body = Error),
     (status = 409, description = "`reason` is `SessionExpired`: the session is not the newest of this node.", body = Error),

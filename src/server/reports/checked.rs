@@ -3,10 +3,10 @@
 //! [`CheckedReport::from_json`] is the only way in. The extender calls it for each report and passes the
 //! result to the ledger. Nothing here depends on earlier reports: the ledger compares them.
 
+use crate::report::bodies::MigPromise;
+use crate::report::bodies::MigPromises;
 use crate::report::details::of_inventory;
 use crate::report::limits::MAX_MIG_PROMISES;
-use crate::report::wire::MigPromise;
-use crate::report::wire::MigPromises;
 use std::collections::BTreeMap;
 
 use crate::causes::shown_long;
@@ -17,10 +17,10 @@ use crate::hardware::seen;
 use crate::hardware::spots::Spot;
 use crate::json_object::Object;
 use crate::ledger::change::reports::NodeReport;
+use crate::report::bodies::{API_VERSION, DeviceReport, DeviceUse, LimitsInForce, Report};
 use crate::report::details::device_use;
 use crate::report::limits::MAX_NAME_BYTES;
 use crate::report::refusal::{ReportError, text};
-use crate::report::wire::{API_VERSION, DeviceReport, DeviceUse, LimitsInForce, Report};
 use crate::report::{details, mig};
 use crate::usage::node_details::DetailsReport;
 

@@ -3,7 +3,7 @@ use std::time::Duration;
 use gpupack::hardware::ids::{NodeName, PoolName};
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Timestamp};
 use gpupack::ledger::nodes::state::{Ledger, Settings};
-use gpupack::report::wire::Report;
+use gpupack::report::bodies::Report;
 use gpupack::server::reports::checked::CheckedReport;
 use serde_json::json;
 

@@ -8,7 +8,7 @@ use gpupack::agent::processes::pods::PodsByProcess;
 use gpupack::api::condition::DeviceFault;
 use gpupack::api::kind::{ApiVersion, ReportKind};
 use gpupack::hardware::units::Timestamp;
-use gpupack::report::wire::Report;
+use gpupack::report::bodies::Report;
 use gpupack::server::reports::checked::CheckedReport;
 use serde_json::{Value, json};
 

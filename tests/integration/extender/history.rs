@@ -26,7 +26,9 @@ use gpupack::hardware::pool::ConfiguredIsolation;
 use gpupack::hardware::units::{Demand, MemMib, Share};
 use gpupack::kube_api::request::placement::encode;
 use gpupack::model::reservation::{PlacedDevice, Placement};
-use gpupack::report::wire::{AllocatedDevice, Allocation, AllocationState, DeviceUse, ProcessUse};
+use gpupack::report::bodies::{
+    AllocatedDevice, Allocation, AllocationState, DeviceUse, ProcessUse,
+};
 use gpupack::server::api::background;
 use serde_json::{Value, json};
 use tokio::sync::watch;

@@ -23,7 +23,7 @@ use crate::hardware::pool::{Enforcement, InstanceUse, PoolRule, PoolRules, Repli
 use crate::hardware::units::Demand;
 use crate::ledger::nodes::state::Ledger;
 use crate::model::policy::Policy;
-use crate::report::wire;
+use crate::report::bodies;
 use crate::server::api::reports;
 use crate::server::api::server::serve;
 use crate::server::page::service::Service;
@@ -137,7 +137,7 @@ async fn extender(fleet: &Fleet, policy: Policy, others: &[(usize, u64)]) -> Arc
         for device in &mut report.devices {
             // Processes outside of all pods.
             if let Some((_, mib)) = others.iter().find(|(at, _)| *at == number) {
-                let process = wire::ProcessUse { pid: 7, pod_uid: None, memory_mib: Some(*mib) };
+                let process = bodies::ProcessUse { pid: 7, pod_uid: None, memory_mib: Some(*mib) };
                 (device.used_mib, device.processes) = (Some(*mib), Some(vec![process]));
                 device.healthy = mib % 5 != 0;
             }

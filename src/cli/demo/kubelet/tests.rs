@@ -13,7 +13,7 @@ use crate::hardware::ids::PoolName;
 use crate::hardware::pool::PoolRules;
 use crate::hardware::units::MemMib;
 use crate::ledger::nodes::state::Ledger;
-use crate::report::wire::{AllocationState, Reply};
+use crate::report::bodies::{AllocationState, Reply};
 use crate::server::api::reports;
 
 /// A node with two GPUs of 1,000 MiB, its agent and kubelet.

@@ -1,9 +1,8 @@
 //! The messages between agent and extender: `PUT /v1/nodes/{node}/report` and its reply.
 //!
 //! The agent reports what the node has (inventory) and how it is used. The reply carries the node's
-//! allocations, so that the agent needs no watch. Both sides use these types; the extender converts
-//! a report into those of [`crate::model`] with [`CheckedReport::from_json`], and no unchecked value goes
-//! further.
+//! allocations, so that the agent needs no watch. Both sides use these types; the extender checks a report and
+//! converts it into those of its model (`server/reports`), and no unchecked value goes further.
 //!
 //! The agent begins without a session, with the full inventory. The reply issues a session number;
 //! later reports carry it, and a sequence number that only grows. A report of an older session gets

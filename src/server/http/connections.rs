@@ -100,7 +100,7 @@ impl Port {
     }
 
     async fn attend(&self, stream: impl Idle, connection: Arc<Connection>) {
-        let talk = attend(stream, &connection, &self.routes, self.stop.clone());
+        let talk = pin!(attend(stream, &connection, &self.routes, self.stop.clone()));
         connection.unless_closed(talk).await;
     }
 }
@@ -122,6 +122,7 @@ async fn attend<S: Idle>(
     let mut read_ahead = Bytes::new();
     loop {
         if read_ahead.is_empty() {
+            read_ahead = Bytes::new(); // frees the buffer that it is a part of
             let said = tokio::select! {
                 biased; // a request that came before the stop is answered
                 said = timeout(connection.limits().idle, stream.readable()) => said,

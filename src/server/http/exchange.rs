@@ -14,6 +14,7 @@ use axum::body::{Body, HttpBody};
 use axum::http::{Request, Response, StatusCode, header};
 use axum::response::IntoResponse;
 use bytes::Bytes;
+use http_body_util::BodyExt;
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::rt::TokioIo;
@@ -38,20 +39,15 @@ pub(crate) struct PeerAddress(pub(crate) IpAddr);
 /// What hyper still has to do on a connection, as seen from outside, and the bytes held for it.
 pub(crate) struct Progress {
     connection: Arc<Connection>,
-    /// Whether bytes have come that may begin a head.
+    /// Whether hyper may wait for more of a request: bytes have come that may begin a head, or a body
+    /// was dropped before its end.
     has_begun: AtomicBool,
     /// Whether bytes were written and not flushed since.
     is_unflushed: AtomicBool,
-    /// Whether the body of a request was dropped early: hyper may still have to read it.
-    is_cut: AtomicBool,
     /// Whether there was no room for the body of the request.
     is_over: AtomicBool,
     /// Bytes counted for hyper's buffers.
     buffers: AtomicUsize,
-    /// Bytes counted for the request.
-    requested: AtomicUsize,
-    /// Bytes counted for answers that are not yet written.
-    unwritten: AtomicUsize,
 }
 
 /// Owners of a [`Progress`] beside its open requests: the conversation, and its socket.
@@ -65,11 +61,8 @@ impl Progress {
                 connection: Arc::clone(connection),
                 has_begun: has_begun.into(),
                 is_unflushed: false.into(),
-                is_cut: false.into(),
                 is_over: false.into(),
                 buffers: BUFFERS.into(),
-                requested: 0.into(),
-                unwritten: 0.into(),
             })
         })
     }
@@ -86,8 +79,7 @@ impl Progress {
         let is = |noted: &AtomicBool| noted.load(Ordering::Acquire);
         let is_under_way = self.is_under_way();
         fence(Ordering::Acquire); // what open requests noted before they ended
-        let begins = is(&self.has_begun) && !is_stopped;
-        !(is_under_way || begins || is(&self.is_unflushed) || is(&self.is_cut))
+        !(is_under_way || is(&self.is_unflushed) || is(&self.has_begun) && !is_stopped)
     }
 
     /// Counts the growth of hyper's read buffer. Returns whether there is room.
@@ -100,45 +92,26 @@ impl Progress {
         is_room
     }
 
-    /// Counts a piece of a request or an answer. Returns whether there is room.
-    fn take_in(&self, bytes: usize, counted: &AtomicUsize) -> bool {
-        let is_room = self.connection.hold(bytes);
-        if is_room {
-            counted.fetch_add(bytes, Ordering::AcqRel);
-        }
-        is_room
-    }
-
-    /// The answer to send: `overloaded` if there is no room for the request or the answer.
+    /// The answer to send: `overloaded` if there is no room for the request or the answer. A stream
+    /// has one message at a time, and is not counted.
     fn given(&self, response: Response<Body>) -> Response<Body> {
-        self.connection.release(self.requested.swap(0, Ordering::AcqRel));
-        self.connection.set_at_work(false);
-        if self.is_over.load(Ordering::Acquire) {
-            return overloaded();
-        }
-        let length = response.body().size_hint().exact().unwrap_or(0);
-        let length = usize::try_from(length).unwrap_or(usize::MAX);
-        let Some(counted) = self.connection.hold_answer(length) else { return overloaded() };
-        self.unwritten.fetch_add(counted, Ordering::AcqRel);
-        response
+        let length = response.body().size_hint().exact();
+        self.connection.set_at_work(length.is_none());
+        let length = usize::try_from(length.unwrap_or(0)).unwrap_or(usize::MAX);
+        let is_over = self.is_over.load(Ordering::Acquire);
+        if is_over || !self.connection.hold_answer(length) { overloaded() } else { response }
     }
 
     fn flushed(self: &Arc<Self>) {
-        self.is_unflushed.store(false, Ordering::Release);
-        let taken = self.unwritten.swap(0, Ordering::AcqRel);
-        if taken > 0 {
-            self.connection.release(taken);
-            if self.is_under_way() {
-                self.connection.set_at_work(true); // more of the answer follows
-            }
+        if self.is_unflushed.swap(false, Ordering::AcqRel) && !self.is_under_way() {
+            self.connection.hold_only(self.buffers.load(Ordering::Acquire));
         }
     }
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        let held = [&self.buffers, &self.requested, &self.unwritten];
-        self.connection.release(held.iter().map(|held| held.load(Ordering::Acquire)).sum());
+        self.connection.hold_only(0);
     }
 }
 
@@ -161,10 +134,9 @@ pub(crate) async fn answer(
     progress: Arc<Progress>,
     routes: &Router,
     request: Request<Incoming>,
-) -> Result<Response<Answer>, Infallible> {
+) -> Result<Response<impl HttpBody<Data = Bytes, Error = axum::Error> + use<>>, Infallible> {
     let connection = &progress.connection;
     progress.has_begun.store(false, Ordering::Release);
-    progress.is_cut.store(false, Ordering::Release);
     progress.is_over.store(false, Ordering::Release);
     connection.set_at_work(request.body().is_end_stream());
     let mut request = request.map(|body| {
@@ -177,8 +149,9 @@ pub(crate) async fn answer(
     }
     let response = routes.clone().oneshot(request).await?;
     let response = progress.given(response);
-    let is_counted = response.body().size_hint().exact().is_some();
-    Ok(response.map(|body| Answer { body, is_counted, progress }))
+    // hyper drops the body when it has all of it.
+    let open = move |_: &_| _ = &progress;
+    Ok(response.map(|body| body.inspect_frame(open)))
 }
 
 /// The body of a request.
@@ -191,7 +164,7 @@ struct RequestBody {
 impl Drop for RequestBody {
     fn drop(&mut self) {
         if !self.is_end_stream() {
-            self.progress.is_cut.store(true, Ordering::Release);
+            self.progress.has_begun.store(true, Ordering::Release);
         }
     }
 }
@@ -211,7 +184,7 @@ impl HttpBody for RequestBody {
         }
         if let Poll::Ready(Some(Ok(frame))) = &poll
             && let Some(piece) = frame.data_ref()
-            && !self.progress.take_in(piece.len() + PIECE, &self.progress.requested)
+            && !self.progress.connection.hold(piece.len() + PIECE)
         {
             self.progress.is_over.store(true, Ordering::Release);
             return Poll::Ready(Some(Err(axum::Error::new("too many bytes are held"))));
@@ -221,41 +194,6 @@ impl HttpBody for RequestBody {
 
     fn is_end_stream(&self) -> bool {
         self.is_read || self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
-/// The body of an answer; hyper drops it when it has all of it.
-pub(crate) struct Answer {
-    body: Body,
-    /// Whether it was counted as a whole.
-    is_counted: bool,
-    progress: Arc<Progress>,
-}
-
-impl HttpBody for Answer {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        let poll = Pin::new(&mut self.body).poll_frame(context);
-        if let Poll::Ready(Some(Ok(frame))) = &poll
-            && let Some(piece) = frame.data_ref()
-            && !(self.is_counted || self.progress.take_in(piece.len(), &self.progress.unwritten))
-        {
-            return Poll::Ready(Some(Err(axum::Error::new("too many bytes are held"))));
-        }
-        poll
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -342,8 +280,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Write for Observed<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let poll = self.socket().poll_flush(context);
-        if matches!(poll, Poll::Ready(Ok(()))) && self.progress.is_unflushed.load(Ordering::Acquire)
-        {
+        if matches!(poll, Poll::Ready(Ok(()))) {
             self.progress.flushed();
         }
         self.in_time(poll, context)

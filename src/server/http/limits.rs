@@ -5,7 +5,6 @@
 //! few short requests, such as kube-scheduler. A semaphore cannot do that: it does not know which
 //! connections hold its permits.
 
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -207,16 +206,13 @@ impl Connection {
     /// The same for an answer, which counts for at most three quarters of the limit. So the largest
     /// answer can still be sent, one at a time.
     #[must_use]
-    pub(crate) fn hold_answer(&self, bytes: usize) -> Option<usize> {
-        let counted = bytes.min(self.clients.limits.bytes / 4 * 3);
-        (counted == 0 || self.hold(counted)).then_some(counted)
+    pub(crate) fn hold_answer(&self, bytes: usize) -> bool {
+        bytes == 0 || self.hold(bytes.min(self.clients.limits.bytes / 4 * 3))
     }
 
-    /// Counts these bytes as free again.
-    pub(crate) fn release(&self, bytes: usize) {
-        if bytes > 0 {
-            self.clients.table.lock().count(self, |held| held - bytes);
-        }
+    /// Counts only these bytes as held here from now on.
+    pub(crate) fn hold_only(&self, bytes: usize) {
+        self.clients.table.lock().count(self, |_| bytes);
     }
 }
 
@@ -290,12 +286,12 @@ impl Table {
     /// to another address, and only if none of its own waits.
     fn gives_way_to(&self, address: IpAddr) -> Option<(IpAddr, u64)> {
         let own = self.peers.get(&address).map_or(0, |peer| peer.connections.len());
-        let many = |peer: &Peer| {
-            (peer.connections.len(), Reverse(peer.longest_waiting().unwrap_or(u64::MAX)))
-        };
-        let (from, peer) = self.peers.iter().max_by_key(|(_, peer)| many(peer))?;
+        let most = self.peers.values().map(|peer| peer.connections.len()).max()?;
+        let top = self.peers.iter().filter(|(_, peer)| peer.connections.len() == most);
+        let waits = |peer: &Peer| peer.longest_waiting().unwrap_or(u64::MAX);
+        let (from, peer) = top.min_by_key(|(_, peer)| waits(peer))?;
         let at_work = peer.connections.keys().next().copied();
-        let at_work = at_work.filter(|_| peer.connections.len() > own + 1);
+        let at_work = at_work.filter(|_| most > own + 1);
         Some((*from, peer.longest_waiting().or(at_work)?))
     }
 

@@ -98,7 +98,7 @@ pub(crate) async fn shake_hands(
         tokio::time::sleep(LOOK_EVERY).await;
     }
     let accepted = TlsAcceptor::from(config).accept(stream).await;
-    connection.release(HANDSHAKE);
+    connection.hold_only(0);
     let stream = match accepted {
         Ok(stream) => stream,
         Err(error) => {

@@ -405,6 +405,7 @@ pub mod issuing {
 pub mod server {
     /// Connections and their limits, and what browsers may do.
     pub mod http {
+        pub(crate) mod bell;
         pub(crate) mod respond;
         pub mod browser;
         pub(crate) mod leading;

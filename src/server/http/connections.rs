@@ -4,7 +4,6 @@
 //! byte of a request until everything is answered. In between a connection is a socket and a small
 //! task.
 
-use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
@@ -21,6 +20,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use crate::server::http::bell::awake;
 use crate::server::http::exchange::{Observed, Progress, answer};
 use crate::server::http::limits::{Clients, Connection, Limits, open_files};
 use crate::server::http::tls::{Handshake, Idle, shake_hands};
@@ -161,7 +161,7 @@ pub(crate) async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
         .max_header_size(LONGEST_HEAD)
         .max_headers(MOST_HEADERS)
         .serve_connection(socket, answer);
-    let ended = poll_fn(|context| {
+    let ended = awake(|context| {
         let mut poll = Pin::new(&mut talk).poll(context);
         if poll.is_pending() && !is_stopped && stop.as_mut().poll(context).is_ready() {
             is_stopped = true;

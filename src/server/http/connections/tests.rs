@@ -1,14 +1,18 @@
 //! What goes over one connection, byte by byte.
 
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use axum::http::StatusCode;
 use axum::routing::{get, post};
+use futures::task::AtomicWaker;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinHandle;
 
 use super::*;
+use crate::server::http::bell::MOST_PERMITS;
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -396,4 +400,79 @@ async fn held_bytes_are_returned_with_each_answer() {
     assert_eq!(clients.held(), (1, 0));
     drop(connection);
     assert_eq!(clients.held(), (0, 0));
+}
+
+/// How often a task was scheduled.
+#[derive(Default)]
+struct Woken(AtomicUsize);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn a_self_waking_task_runs_again_without_waking_its_parent() {
+    let woken = Arc::<Woken>::default();
+    let waker = Waker::from(Arc::clone(&woken));
+    let (mut polls, called) = (0, AtomicWaker::new());
+    let mut future = pin!(awake(|context| {
+        polls += 1;
+        called.register(context.waker());
+        match polls {
+            1..=3 => context.waker().wake_by_ref(),
+            4 => {}
+            _ => return Poll::Ready(polls),
+        }
+        Poll::Pending
+    }));
+    let mut context = Context::from_waker(&waker);
+    assert_eq!(future.as_mut().poll(&mut context), Poll::Pending);
+    assert_eq!(woken.0.load(Ordering::SeqCst), 0, "it was polled again immediately");
+    called.wake();
+    assert_eq!(woken.0.load(Ordering::SeqCst), 1);
+    assert_eq!(future.as_mut().poll(&mut context), Poll::Ready(5));
+}
+
+#[test]
+fn an_endless_task_lets_others_run() {
+    let woken = Arc::<Woken>::default();
+    let waker = Waker::from(Arc::clone(&woken));
+    let mut polls = 0;
+    let poll = pin!(awake(|context| {
+        polls += 1;
+        context.waker().wake_by_ref();
+        Poll::<()>::Pending
+    }))
+    .poll(&mut Context::from_waker(&waker));
+    assert_eq!((poll, polls), (Poll::Pending, MOST_PERMITS));
+    assert_eq!(woken.0.load(Ordering::SeqCst), 1, "it is scheduled again");
+}
+
+#[tokio::test]
+async fn no_call_from_another_thread_is_missed() {
+    const CALLS: usize = 20_000;
+    let (said, heard) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let bell = Arc::<AtomicWaker>::default();
+    let caller = {
+        let (said, heard, bell) = (Arc::clone(&said), Arc::clone(&heard), Arc::clone(&bell));
+        std::thread::spawn(move || {
+            for call in 1..=CALLS {
+                said.store(call, Ordering::SeqCst);
+                bell.wake();
+                while call % 7 == 0 && heard.load(Ordering::SeqCst) < call {
+                    std::thread::yield_now(); // until it sleeps again, or nearly
+                }
+            }
+        })
+    };
+    let all = awake(|context| {
+        bell.register(context.waker());
+        let call = said.load(Ordering::SeqCst);
+        heard.store(call, Ordering::SeqCst);
+        if call == CALLS { Poll::Ready(()) } else { Poll::Pending }
+    });
+    timeout(SOON, all).await.expect("each call is heard");
+    caller.join().unwrap();
 }

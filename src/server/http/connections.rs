@@ -2,13 +2,10 @@
 //!
 //! hyper holds 16 KiB of buffers for each connection that it has. So it has one only from the first
 //! byte of a request until everything is answered. In between a connection is a socket and a small
-//! task. Clients that send long requests, such as kube-scheduler, are few: hyper keeps their
-//! connections, because it has learned to read them in large pieces.
+//! task.
 
-use std::convert::Infallible;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::Poll;
 
 use axum::Router;
@@ -16,15 +13,16 @@ use axum::serve::Listener;
 use bytes::Bytes;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{mpsc, watch};
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use crate::server::http::bell::awake;
-use crate::server::http::exchange::{Exchange, Observed, Progress, answer};
-use crate::server::http::limits::{Clients, Connection, LOOK_EVERY, Limits, Phase, open_files};
+use crate::server::http::exchange::{Observed, Progress, answer};
+use crate::server::http::limits::{Clients, Connection, Limits, open_files};
 use crate::server::http::tls::{Handshake, Idle, shake_hands};
 
 /// Longest head of a request. kube-scheduler and agents send hundreds of bytes, browsers thousands.
@@ -46,79 +44,64 @@ pub(crate) fn limits(connections: usize, bytes: usize, part: usize) -> Limits {
     Limits::new(connections.min(most).max(1), bytes)
 }
 
+/// What each connection of a listener needs.
+struct Port {
+    handshake: Option<Handshake>,
+    clients: Arc<Clients>,
+    routes: Router,
+    stop: watch::Receiver<bool>,
+}
+
 /// Serves every client until `stop`, and then those that still wait for an answer. Without a
 /// handshake in plain text.
 pub(crate) async fn serve(
-    (listener, handshake): (TcpListener, Option<Handshake>),
+    (mut listener, handshake): (TcpListener, Option<Handshake>),
     routes: Router,
     limits: Limits,
-    stop: watch::Receiver<bool>,
-) {
-    let routes = routes.with_state(()); // made once, not per connection
-    let stopped = stop.clone();
-    let phase = if handshake.is_some() { Phase::Handshake } else { Phase::Idle };
-    accept(listener, (Clients::new(limits), phase), stop, move |stream, connection| {
-        let (handshake, routes, stop) = (handshake.clone(), routes.clone(), stopped.clone());
-        async move {
-            let Some(handshake) = handshake else {
-                return attend(stream, connection, routes, stop).await;
-            };
-            // Boxed, so that the task stays small while the connection is idle.
-            let stream = Box::pin(shake_hands(&handshake, stream, &connection)).await;
-            if let Some(stream) = stream {
-                connection.enter(Phase::Idle);
-                attend(Box::new(stream), connection, routes, stop).await;
-            }
-        }
-    })
-    .await;
-}
-
-/// Runs `attend` for each connection that `clients` admits until `stop`, then waits for those that
-/// are left. A connection begins in `phase`.
-pub(crate) async fn accept<F: Future<Output = ()> + Send + 'static>(
-    mut listener: TcpListener,
-    (clients, phase): (Arc<Clients>, Phase),
     mut stop: watch::Receiver<bool>,
-    attend: impl Fn(TcpStream, Arc<Connection>) -> F,
 ) {
-    let (held, mut ended) = mpsc::channel::<Infallible>(1);
-    let mut look = interval(LOOK_EVERY);
-    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut is_open = true;
-    while is_open {
+    let clients = Clients::new(limits);
+    // Where clients must show a certificate, they are admitted once they have.
+    let arriving = match handshake.as_ref().is_some_and(Handshake::is_proof) {
+        true => Clients::new(Handshake::limits(limits)),
+        false => Arc::clone(&clients),
+    };
+    let routes = routes.with_state(()); // made once, not per connection
+    let port = Arc::new(Port { handshake, clients, routes, stop: stop.clone() });
+    let mut served = JoinSet::new();
+    loop {
         let (stream, address) = tokio::select! {
             accepted = Listener::accept(&mut listener) => accepted,
-            _ = look.tick() => {
-                clients.close_overdue();
-                continue;
-            }
-            _ = stop.wait_for(|stop| *stop) => {
-                is_open = false;
-                continue;
-            }
+            Some(_) = served.join_next() => continue,
+            _ = stop.wait_for(|stop| *stop) => break,
         };
         send_at_once(&stream);
-        let Some(place) = clients.admit(address.ip(), phase) else {
-            tracing::debug!(%address, "no room for a connection");
-            continue;
-        };
-        let connection = Arc::clone(place.connection());
-        let (served, held) = (attend(stream, Arc::clone(&connection)), held.clone());
-        tokio::spawn(async move {
-            tokio::select! {
-                () = served => {}
-                () = connection.closing() => tracing::debug!(%address, "a connection was closed"),
-            }
-            drop((place, held));
-        });
-    }
-    drop((listener, held));
-    loop {
-        tokio::select! {
-            _ = ended.recv() => return, // no task sends: it returns when the last connection has ended
-            _ = look.tick() => clients.close_overdue(),
+        match arriving.admit(address.ip()) {
+            Some(connection) => _ = served.spawn(Arc::clone(&port).meet(stream, connection)),
+            None => tracing::debug!(%address, "no room for a connection"),
         }
+    }
+    drop(listener);
+    while served.join_next().await.is_some() {}
+}
+
+impl Port {
+    async fn meet(self: Arc<Self>, stream: TcpStream, connection: Arc<Connection>) {
+        let Some(handshake) = &self.handshake else { return self.attend(stream, connection).await };
+        let shaken = timeout(
+            connection.limits().handshake,
+            connection.unless_closed(shake_hands(handshake, stream, &connection)),
+        );
+        // Boxed, so that the task stays small while the connection is idle.
+        let Ok(Some(Some(stream))) = Box::pin(shaken).await else { return };
+        if let Some(connection) = self.clients.admit_proven(connection) {
+            self.attend(Box::new(stream), connection).await;
+        }
+    }
+
+    async fn attend(&self, stream: impl Idle, connection: Arc<Connection>) {
+        let talk = pin!(attend(stream, &connection, &self.routes, self.stop.clone()));
+        connection.unless_closed(talk).await;
     }
 }
 
@@ -132,78 +115,73 @@ pub(crate) fn send_at_once(stream: &TcpStream) {
 /// Serves one connection to its end.
 async fn attend<S: Idle>(
     mut stream: S,
-    connection: Arc<Connection>,
-    routes: Router,
+    connection: &Arc<Connection>,
+    routes: &Router,
     mut stop: watch::Receiver<bool>,
 ) {
+    let mut read_ahead = Bytes::new();
     loop {
-        let said = tokio::select! {
-            biased; // a request that came before the stop is answered
-            said = stream.readable() => said,
-            _ = stop.wait_for(|stop| *stop) => return,
-        };
-        if said.is_err() {
-            return;
+        if read_ahead.is_empty() {
+            read_ahead = Bytes::new(); // frees the buffer that it is a part of
+            let said = tokio::select! {
+                biased; // a request that came before the stop is answered
+                said = timeout(connection.limits().idle, stream.readable()) => said,
+                _ = stop.wait_for(|stop| *stop) => return,
+            };
+            if !matches!(said, Ok(Ok(()))) {
+                return;
+            }
         }
         // Boxed, so that the task stays small while the connection is idle.
-        let talk = converse(stream, &connection, routes.clone(), stop.clone());
+        let talk = converse((stream, read_ahead), connection, routes, stop.clone());
         match Box::pin(talk).await {
-            Some(silent) => stream = silent,
+            Some(silent) => (stream, read_ahead) = silent,
             None => return,
         }
     }
 }
 
-/// Answers until the connection is idle, and returns it; `None` if the connection has ended.
+/// Answers until the connection is idle, and returns it, with what was read and is not answered;
+/// `None` if the connection has ended.
 pub(crate) async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
-    stream: S,
+    (stream, read_ahead): (S, Bytes),
     connection: &Arc<Connection>,
-    routes: Router,
+    routes: &Router,
     mut stop: watch::Receiver<bool>,
-) -> Option<S> {
-    let mut stop = pin!(async move {
-        let _ = stop.wait_for(|stop| *stop).await;
-    });
-    let (mut stream, mut read_ahead, mut is_stopped) = (stream, Bytes::new(), false);
-    loop {
-        // If the client sent more than was answered, hyper keeps the connection to the end.
-        let may_rest = read_ahead.is_empty();
-        let may_rest = |seen: &Progress| may_rest && seen.stays_for.load(Ordering::Acquire) == 0;
-        let progress = Progress::begin(connection)?;
-        let seen = Arc::clone(&progress);
-        let answer = service_fn(|request| answer(Exchange::begin(&seen), &routes, request));
-        let socket =
-            Observed { socket: TokioIo::new(stream), read_ahead, progress: Arc::clone(&progress) };
-        let mut http = http1::Builder::new();
-        let mut connection = http
-            .max_header_size(LONGEST_HEAD)
-            .max_headers(MOST_HEADERS)
-            .serve_connection(socket, answer);
-        let ended = awake(|context| {
-            let mut poll = Pin::new(&mut connection).poll(context);
-            if poll.is_pending() && !is_stopped && stop.as_mut().poll(context).is_ready() {
-                is_stopped = true;
-                Pin::new(&mut connection).graceful_shutdown();
-                poll = Pin::new(&mut connection).poll(context);
-            }
-            match poll {
-                Poll::Pending if progress.is_at_rest() && (is_stopped || may_rest(&progress)) => {
-                    Poll::Ready(None)
-                }
-                poll => poll.map(Some),
-            }
-        });
-        if let Some(ended) = ended.await {
-            if let Err(error) = ended {
-                tracing::debug!(%error, "a connection broke");
-            }
-            return None;
+) -> Option<(S, Bytes)> {
+    let mut stop = pin!(stop.wait_for(|stop| *stop));
+    let mut is_stopped = false;
+    let progress = Progress::begin(connection, !read_ahead.is_empty())?;
+    let answer = service_fn(|request| answer(Arc::clone(&progress), routes, request));
+    let (socket, stalled) = (TokioIo::new(stream), None);
+    let socket = Observed { socket, read_ahead, progress: Arc::clone(&progress), stalled };
+    let mut talk = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(connection.limits().head)
+        .max_header_size(LONGEST_HEAD)
+        .max_headers(MOST_HEADERS)
+        .serve_connection(socket, answer);
+    let ended = awake(|context| {
+        let mut poll = Pin::new(&mut talk).poll(context);
+        if poll.is_pending() && !is_stopped && stop.as_mut().poll(context).is_ready() {
+            is_stopped = true;
+            Pin::new(&mut talk).graceful_shutdown();
+            poll = Pin::new(&mut talk).poll(context);
         }
-        let parts = connection.into_parts();
-        stream = parts.io.socket.into_inner();
-        read_ahead = parts.read_buf;
-        if read_ahead.is_empty() || is_stopped {
-            return Some(stream);
+        match poll {
+            Poll::Pending if progress.is_at_rest(is_stopped) => Poll::Ready(None),
+            poll => poll.map(Some),
+        }
+    });
+    match ended.await {
+        None if is_stopped => None,
+        None => {
+            let parts = talk.into_parts();
+            Some((parts.io.socket.into_inner(), parts.read_buf))
+        }
+        Some(ended) => {
+            let _ = ended.inspect_err(|error| tracing::debug!(%error, "a connection broke"));
+            None
         }
     }
 }

@@ -1,19 +1,17 @@
-//! What all clients together may use: the number of connections, the time for each part of a
-//! request, and the bytes held for them.
+//! What all clients of a listener together may use: connections, and bytes held for them.
 //!
 //! Clients have no identity here but their address. When connections or bytes run out, the address
 //! that holds the most gives way. So one address, or hundreds of them, cannot lock out a caller with a
-//! few short requests, such as kube-scheduler. Time is checked for all connections together, twice
-//! a second, so that an idle connection needs no timer.
+//! few short requests, such as kube-scheduler. A semaphore cannot do that: it does not know which
+//! connections hold its permits.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::ops::Bound;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::sync::Notify;
@@ -23,27 +21,8 @@ use crate::clock::Clock;
 use crate::hardware::units::Timestamp;
 
 /// How long a connection must have waited for its client before a newer one of the same address may
-/// displace it. A request that is on its way arrives within milliseconds.
+/// take its bytes. A request that is on its way arrives within milliseconds.
 const STALLED_FOR: Duration = Duration::from_secs(1);
-
-/// Time between two checks for overdue connections.
-pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(500);
-
-/// What a connection is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
-    /// No request since the last answer.
-    Idle,
-    Handshake,
-    /// Part of a request's head has come.
-    Head,
-    /// The head has come, the body has not.
-    Body,
-    /// The answer is being made. The only phase in which the server does not wait for the client.
-    Work,
-    /// The client has not yet taken the whole answer.
-    Answer,
-}
 
 /// Limits of a listener.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +36,7 @@ pub(crate) struct Limits {
     pub(crate) head: Duration,
     /// Longest time for a body.
     pub(crate) body: Duration,
-    /// Longest time in which an answer makes no progress.
+    /// Longest time in which a client takes nothing of an answer.
     pub(crate) answer: Duration,
     /// Longest time without a request.
     pub(crate) idle: Duration,
@@ -78,17 +57,6 @@ impl Limits {
             idle: Duration::from_secs(180),
         }
     }
-
-    fn of(&self, phase: Phase) -> Duration {
-        match phase {
-            Phase::Idle => self.idle,
-            Phase::Handshake => self.handshake,
-            Phase::Head => self.head,
-            Phase::Body => self.body,
-            Phase::Work => Duration::MAX,
-            Phase::Answer => self.answer,
-        }
-    }
 }
 
 /// All connections of a listener.
@@ -98,15 +66,16 @@ pub(crate) struct Clients {
     table: Mutex<Table>,
 }
 
-/// One connection.
+/// One admitted connection; dropping it removes it.
 pub(crate) struct Connection {
     clients: Arc<Clients>,
     /// The address of the client.
     pub(crate) address: IpAddr,
-    id: u64,
-    phase: Mutex<(Phase, Timestamp)>,
-    closing: Notify,
-    peer: OnceLock<PeerProof>,
+    /// Its number in the table. It has another one each time that it begins to wait.
+    number: AtomicU64,
+    closing: Arc<Notify>,
+    /// The certificates of the client, if it showed any.
+    pub(crate) peer: OnceLock<PeerProof>,
 }
 
 /// The certificates that a client showed, an extension of each of its requests.
@@ -136,134 +105,100 @@ impl PeerProof {
     }
 }
 
-/// One admitted connection; dropping it removes the connection.
-pub(crate) struct Place(Arc<Connection>);
-
-impl Place {
-    /// The connection itself.
-    pub(crate) fn connection(&self) -> &Arc<Connection> {
-        &self.0
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.clients.table().remove(self.0.address, self.0.id);
-    }
-}
-
 impl Clients {
     pub(crate) fn new(limits: Limits) -> Arc<Self> {
         Arc::new(Self { limits, clock: Clock::start(), table: Mutex::default() })
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock()
-    }
-
     /// Admits a connection from `address`, and closes another one for it if necessary. `None` if
     /// all that could give way are at work for the same address.
-    pub(crate) fn admit(self: &Arc<Self>, address: IpAddr, phase: Phase) -> Option<Place> {
-        self.admit_at(address, phase, self.clock.now())
+    pub(crate) fn admit(self: &Arc<Self>, address: IpAddr) -> Option<Arc<Connection>> {
+        let address = address.to_canonical();
+        let (closing, since) = (Arc::<Notify>::default(), self.clock.now());
+        let entry = Entry { bytes: 0, is_at_work: false, since, closing: Arc::clone(&closing) };
+        let mut table = self.table.lock();
+        if table.connections >= self.limits.connections {
+            let (from, number) = table.gives_way_to(address)?;
+            table.close(from, number);
+        }
+        let number = table.add(address, entry).into();
+        let (clients, peer) = (Arc::clone(self), OnceLock::new());
+        Some(Arc::new(Connection { clients, address, number, closing, peer }))
     }
 
-    fn admit_at(self: &Arc<Self>, address: IpAddr, phase: Phase, now: Timestamp) -> Option<Place> {
-        let address = address.to_canonical();
-        let mut table = self.table();
-        while table.connections >= self.limits.connections {
-            let (from, id) = table.gives_way_to(address, now)?;
-            table.close(from, id);
+    /// Admits a client that others admitted to show its certificate.
+    pub(crate) fn admit_proven(
+        self: &Arc<Self>,
+        connection: Arc<Connection>,
+    ) -> Option<Arc<Connection>> {
+        if Arc::ptr_eq(self, &connection.clients) {
+            return Some(connection);
         }
-        let id = table.next();
-        let phase = Mutex::new((phase, now));
-        let clients = Arc::clone(self);
-        let connection = Arc::new(Connection {
-            clients,
-            address,
-            id,
-            phase,
-            closing: Notify::new(),
-            peer: OnceLock::new(),
-        });
-        table.add(&connection, now);
-        Some(Place(connection))
+        let proven = self.admit(connection.address)?;
+        connection.peer.get().map(|peer| proven.peer.set(peer.clone()));
+        Some(proven)
     }
 
     /// The number of connections, and of bytes held for them.
     #[cfg(test)]
     pub(crate) fn held(&self) -> (usize, usize) {
-        let table = self.table();
+        let table = self.table.lock();
         (table.connections, table.bytes)
     }
+}
 
-    /// Closes the overdue connections.
-    pub(crate) fn close_overdue(&self) {
-        self.close_overdue_at(self.clock.now());
-    }
-
-    fn close_overdue_at(&self, now: Timestamp) {
-        let mut table = self.table();
-        let is_overdue = |(_, _, (phase, since)): &(_, _, (Phase, Timestamp))| {
-            now.since(*since) > self.limits.of(*phase)
-        };
-        let overdue: Vec<_> = table.phases().filter(is_overdue).collect();
-        for (from, id, (phase, _)) in overdue {
-            tracing::debug!(address = %from, ?phase, "a connection took too long");
-            table.close(from, id);
-        }
-        // Their order matters only if connections soon have to give way.
-        if table.connections > self.limits.connections / 4 * 3 {
-            table.look_at_all(now);
-        }
+impl Drop for Connection {
+    fn drop(&mut self) {
+        let number = self.number();
+        self.clients.table.lock().remove(self.address, number);
     }
 }
 
 impl Connection {
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.clients.limits
+    }
+
     /// The clock of its listener.
     pub(crate) fn clock(&self) -> Clock {
         self.clients.clock
     }
 
-    /// Notes the certificates of the client.
-    pub(crate) fn set_peer(&self, peer: PeerProof) {
-        let _ = self.peer.set(peer); // there is one handshake
+    /// Changes only while the table is locked.
+    fn number(&self) -> u64 {
+        self.number.load(Ordering::Acquire)
     }
 
-    /// The certificates of the client, if it showed any.
-    pub(crate) fn peer(&self) -> Option<&PeerProof> {
-        self.peer.get()
+    /// Notes that the server works for the client from now on, or waits for it.
+    pub(crate) fn set_at_work(&self, is_at_work: bool) {
+        let since = self.clients.clock.now();
+        let mut table = self.clients.table.lock();
+        let Some(entry) = table.remove(self.address, self.number()) else { return };
+        let number = table.add(self.address, Entry { is_at_work, since, ..entry });
+        self.number.store(number, Ordering::Release);
     }
 
-    fn phase(&self) -> (Phase, Timestamp) {
-        #[cfg(test)]
-        tests::count_look();
-        *self.phase.lock()
-    }
-
-    /// Whether the connection is in this phase.
-    pub(crate) fn is_in(&self, phase: Phase) -> bool {
-        self.phase().0 == phase
-    }
-
-    /// Enters a phase. Entering the current one again restarts its time.
-    pub(crate) fn enter(&self, phase: Phase) {
-        let now = self.clients.clock.now();
-        *self.phase.lock() = (phase, now);
-    }
-
-    /// Returns when the connection has to close.
-    pub(crate) async fn closing(&self) {
-        self.closing.notified().await;
+    /// The outcome of `work`, unless the connection has to close before.
+    pub(crate) async fn unless_closed<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            done = work => Some(done),
+            () = self.closing.notified() => {
+                tracing::debug!(address = %self.address, "a connection gave way");
+                None
+            }
+        }
     }
 
     /// Counts `bytes` as held here; may close other connections. Returns whether there is room.
     #[must_use]
     pub(crate) fn hold(&self, bytes: usize) -> bool {
         let now = self.clients.clock.now();
-        let mut table = self.clients.table();
+        let mut table = self.clients.table.lock();
         while table.bytes + bytes > self.clients.limits.bytes {
-            let Some((from, id)) = table.frees_bytes_for(self, bytes, now) else { return false };
-            table.close(from, id);
+            let Some((from, number)) = table.frees_bytes_for(self, bytes, now) else {
+                return false;
+            };
+            table.close(from, number);
         }
         table.count(self, |held| held + bytes)
     }
@@ -271,17 +206,128 @@ impl Connection {
     /// The same for an answer, which counts for at most three quarters of the limit. So the largest
     /// answer can still be sent, one at a time.
     #[must_use]
-    pub(crate) fn hold_answer(&self, bytes: usize) -> Option<usize> {
-        let counted = bytes.min(self.clients.limits.bytes / 4 * 3);
-        self.hold(counted).then_some(counted)
+    pub(crate) fn hold_answer(&self, bytes: usize) -> bool {
+        bytes == 0 || self.hold(bytes.min(self.clients.limits.bytes / 4 * 3))
     }
 
-    /// Counts these bytes as free again.
-    pub(crate) fn release(&self, bytes: usize) {
-        if bytes == 0 {
-            return;
+    /// Counts only these bytes as held here from now on.
+    pub(crate) fn hold_only(&self, bytes: usize) {
+        self.clients.table.lock().count(self, |_| bytes);
+    }
+}
+
+#[derive(Default)]
+struct Table {
+    /// Number of the connection that began to wait, or to work, last.
+    newest: u64,
+    connections: usize,
+    bytes: usize,
+    peers: BTreeMap<IpAddr, Peer>,
+}
+
+/// The connections from one address. The first one has waited longest, or is at work.
+#[derive(Default)]
+struct Peer {
+    bytes: usize,
+    connections: BTreeMap<u64, Entry>,
+}
+
+struct Entry {
+    bytes: usize,
+    is_at_work: bool,
+    /// Since when it waits for its client, or is at work.
+    since: Timestamp,
+    closing: Arc<Notify>,
+}
+
+impl Table {
+    fn add(&mut self, address: IpAddr, entry: Entry) -> u64 {
+        self.newest += 1;
+        self.connections += 1;
+        self.bytes += entry.bytes;
+        let peer = self.peers.entry(address).or_default();
+        peer.bytes += entry.bytes;
+        peer.connections.insert(self.newest, entry);
+        self.newest
+    }
+
+    fn remove(&mut self, address: IpAddr, number: u64) -> Option<Entry> {
+        let peer = self.peers.get_mut(&address)?;
+        let entry = peer.connections.remove(&number)?;
+        peer.bytes -= entry.bytes;
+        if peer.connections.is_empty() {
+            self.peers.remove(&address);
         }
-        self.clients.table().count(self, |held| held - bytes);
+        self.connections -= 1;
+        self.bytes -= entry.bytes;
+        Some(entry)
+    }
+
+    /// Closes a connection. Its bytes count as free: its task drops it as soon as it is notified.
+    fn close(&mut self, from: IpAddr, number: u64) {
+        if let Some(entry) = self.remove(from, number) {
+            entry.closing.notify_one();
+        }
+    }
+
+    /// Changes how many bytes a connection holds. Returns whether it still exists.
+    fn count(&mut self, connection: &Connection, held: impl FnOnce(usize) -> usize) -> bool {
+        let Some(peer) = self.peers.get_mut(&connection.address) else { return false };
+        let Some(entry) = peer.connections.get_mut(&connection.number()) else { return false };
+        let before = entry.bytes;
+        entry.bytes = held(before);
+        peer.bytes = peer.bytes - before + entry.bytes;
+        self.bytes = self.bytes - before + entry.bytes;
+        true
+    }
+
+    /// The connection that gives way to a new one from `address`. Of the addresses with the most
+    /// connections it is the one that has waited longest for its client. One at work gives way only
+    /// to another address, and only if none of its own waits.
+    fn gives_way_to(&self, address: IpAddr) -> Option<(IpAddr, u64)> {
+        let own = self.peers.get(&address).map_or(0, |peer| peer.connections.len());
+        let most = self.peers.values().map(|peer| peer.connections.len()).max()?;
+        let top = self.peers.iter().filter(|(_, peer)| peer.connections.len() == most);
+        let waits = |peer: &Peer| peer.longest_waiting().unwrap_or(u64::MAX);
+        let (from, peer) = top.min_by_key(|(_, peer)| waits(peer))?;
+        let at_work = peer.connections.keys().next().copied();
+        let at_work = at_work.filter(|_| most > own + 1);
+        Some((*from, peer.longest_waiting().or(at_work)?))
+    }
+
+    /// The connection that gives way for `bytes` more of `asker`: of the address that holds most.
+    /// If that is `asker`'s own, it must have waited long or hold far more. `None` if there is
+    /// none.
+    fn frees_bytes_for(
+        &self,
+        asker: &Connection,
+        bytes: usize,
+        now: Timestamp,
+    ) -> Option<(IpAddr, u64)> {
+        let own = self.peers.get(&asker.address)?;
+        let asks = own.connections.get(&asker.number())?.bytes + bytes;
+        let (heaviest, most) = self.peers.iter().max_by_key(|(_, peer)| peer.bytes)?;
+        let (from, peer, waited, beyond) = if most.bytes > own.bytes + bytes {
+            (*heaviest, most, Duration::ZERO, 0)
+        } else {
+            (asker.address, own, STALLED_FOR, 2 * asks)
+        };
+        let others = || {
+            let all = peer.connections.iter().map(|(number, entry)| (*number, entry));
+            all.filter(|(number, entry)| *number != asker.number() && entry.bytes > 0)
+        };
+        let mut waiting = others().filter(|(_, entry)| !entry.is_at_work);
+        let stalled = waiting.next().filter(|(_, entry)| now.since(entry.since) >= waited);
+        let largest = || others().max_by_key(|(_, entry)| entry.bytes);
+        let gives = stalled.or_else(|| largest().filter(|(_, entry)| entry.bytes > beyond));
+        gives.map(|(number, _)| (from, number))
+    }
+}
+
+impl Peer {
+    fn longest_waiting(&self) -> Option<u64> {
+        let mut all = self.connections.iter();
+        all.find(|(_, entry)| !entry.is_at_work).map(|(number, _)| *number)
     }
 }
 
@@ -298,260 +344,6 @@ pub(crate) fn open_files() -> Option<usize> {
     let is_low = limit.current.is_some_and(|current| current < wanted);
     let now = if is_low && setrlimit(Resource::Nofile, raised).is_ok() { raised } else { limit };
     usize::try_from(now.current?).ok()
-}
-
-/// Most connections that are checked for one choice.
-const LOOKS: usize = 16;
-
-/// The smallest step of time.
-const TICK: Duration = Duration::from_millis(1);
-
-/// The number of connections of an address, and since when its longest waiting one waits.
-type Many = (usize, Reverse<Timestamp>);
-
-#[derive(Default)]
-struct Table {
-    /// Number of the newest connection.
-    newest: u64,
-    connections: usize,
-    bytes: usize,
-    peers: BTreeMap<IpAddr, Peer>,
-    /// By connections. The last one has the most, and among equals has waited longest.
-    by_connections: BTreeSet<(Many, IpAddr)>,
-    /// The addresses that hold bytes. The last one holds the most.
-    by_bytes: BTreeSet<(usize, IpAddr)>,
-}
-
-/// The connections from one address.
-#[derive(Default)]
-struct Peer {
-    bytes: usize,
-    connections: BTreeMap<u64, Entry>,
-    /// All of them by [`Entry::waits`].
-    waiting: BTreeSet<(Timestamp, u64)>,
-    /// Those that hold bytes. The last one holds the most.
-    holding: BTreeSet<(usize, u64)>,
-    /// The last checked one of those. The next check continues behind it, so that all get checked.
-    looked_at: (usize, u64),
-}
-
-struct Entry {
-    bytes: usize,
-    /// It has waited for its client since then or later.
-    waits: Timestamp,
-    connection: Arc<Connection>,
-}
-
-impl Table {
-    /// The number of another connection.
-    fn next(&mut self) -> u64 {
-        self.newest += 1;
-        self.newest
-    }
-
-    fn add(&mut self, connection: &Arc<Connection>, now: Timestamp) {
-        let id = connection.id;
-        let entry = Entry { bytes: 0, waits: now, connection: Arc::clone(connection) };
-        self.change(connection.address, |peer| {
-            peer.waiting.insert((now, id));
-            peer.connections.insert(id, entry);
-        });
-    }
-
-    /// Closes a connection. Its bytes count as free: its task drops it as soon as it is notified.
-    fn close(&mut self, from: IpAddr, id: u64) {
-        if let Some(connection) = self.remove(from, id) {
-            connection.closing.notify_one();
-        }
-    }
-
-    fn remove(&mut self, from: IpAddr, id: u64) -> Option<Arc<Connection>> {
-        self.change(from, |peer| {
-            let entry = peer.connections.remove(&id)?;
-            peer.waiting.remove(&(entry.waits, id));
-            peer.holding.remove(&(entry.bytes, id));
-            peer.bytes -= entry.bytes;
-            Some(entry.connection)
-        })
-    }
-
-    /// Changes how many bytes a connection holds. Returns whether it still exists.
-    fn count(&mut self, connection: &Connection, held: impl FnOnce(usize) -> usize) -> bool {
-        let id = connection.id;
-        self.change(connection.address, |peer| {
-            let Some(entry) = peer.connections.get_mut(&id) else { return false };
-            let before = entry.bytes;
-            entry.bytes = held(before);
-            peer.bytes = peer.bytes - before + entry.bytes;
-            peer.holding.remove(&(before, id));
-            if entry.bytes > 0 {
-                peer.holding.insert((entry.bytes, id));
-            }
-            true
-        })
-    }
-
-    /// The phase of each connection, and since when.
-    fn phases(&self) -> impl Iterator<Item = (IpAddr, u64, (Phase, Timestamp))> {
-        self.peers.iter().flat_map(|(from, peer)| {
-            peer.connections.iter().map(|(id, entry)| (*from, *id, entry.connection.phase()))
-        })
-    }
-
-    /// Brings the order of all connections up to date.
-    fn look_at_all(&mut self, now: Timestamp) {
-        let of_peer = |(from, peer): (&IpAddr, &Peer)| {
-            let from = *from;
-            peer.connections.keys().map(move |id| (from, *id)).collect::<Vec<_>>()
-        };
-        let all: Vec<_> = self.peers.iter().flat_map(of_peer).collect();
-        for (from, id) in all {
-            self.change(from, |peer| peer.look(id, now));
-        }
-    }
-
-    /// The connection that gives way to a new one from `address`. Of the addresses with the most
-    /// connections it is the one that has waited longest for its client. One at work gives way only
-    /// to another address, and only if no waiting one is found soon.
-    fn gives_way_to(&mut self, address: IpAddr, now: Timestamp) -> Option<(IpAddr, u64)> {
-        let own = self.peers.get(&address).map_or(0, |peer| peer.connections.len());
-        let (mut longest, mut at_work) = (None, None);
-        for _ in 0..LOOKS {
-            let ((most, _), from) = *self.by_connections.last()?;
-            let (waits, id) = *self.peers.get(&from)?.waiting.first()?;
-            match self.change(from, |peer| peer.look(id, now)) {
-                Some(since) if since <= waits => return Some((from, id)),
-                Some(since) => longest = longest.into_iter().chain([(since, from, id)]).min(),
-                None if most > own + 1 => at_work = at_work.or(Some((from, id))),
-                None => {}
-            }
-        }
-        longest.map(|(_, from, id)| (from, id)).or(at_work)
-    }
-
-    /// The connection that gives way for `bytes` more of `asker`: of the address that holds most.
-    /// If that is `asker`'s own, it must have waited long or hold far more. `None` if there is
-    /// none.
-    fn frees_bytes_for(
-        &mut self,
-        asker: &Connection,
-        bytes: usize,
-        now: Timestamp,
-    ) -> Option<(IpAddr, u64)> {
-        let own = self.peers.get(&asker.address)?;
-        let asks = own.connections.get(&asker.id)?.bytes + bytes;
-        let (most, heaviest) = *self.by_bytes.last()?;
-        let (from, waited, beyond) = if most > own.bytes + bytes {
-            (heaviest, Duration::ZERO, 0)
-        } else {
-            (asker.address, STALLED_FOR, 2 * asks)
-        };
-        let id = self.change(from, |peer| {
-            let longest = peer.longest_holding(asker.id, now);
-            let stalled = longest.filter(|(since, _)| now.since(*since) >= waited);
-            let largest = peer.holding.last().filter(|(held, _)| *held > beyond);
-            stalled.map(|(_, id)| id).or(largest.map(|(_, id)| *id))
-        });
-        id.map(|id| (from, id))
-    }
-
-    /// Changes the entry of an address, and updates its position in the orders.
-    fn change<T>(&mut self, address: IpAddr, change: impl FnOnce(&mut Peer) -> T) -> T {
-        let peer = self.peers.entry(address).or_default();
-        let (many_before, bytes_before) = (peer.many(), peer.bytes);
-        let changed = change(peer);
-        let (many, bytes) = (peer.many(), peer.bytes);
-        if peer.connections.is_empty() {
-            self.peers.remove(&address);
-        }
-        if many != many_before {
-            self.by_connections.remove(&(many_before, address));
-            self.connections = self.connections - many_before.0 + many.0;
-            if many.0 > 0 {
-                self.by_connections.insert((many, address));
-            }
-        }
-        if bytes != bytes_before {
-            self.by_bytes.remove(&(bytes_before, address));
-            self.bytes = self.bytes - bytes_before + bytes;
-            if bytes > 0 {
-                self.by_bytes.insert((bytes, address));
-            }
-        }
-        changed
-    }
-}
-
-impl Peer {
-    fn many(&self) -> Many {
-        let waits = self.waiting.first().map_or(Timestamp::START, |(waits, _)| *waits);
-        (self.connections.len(), Reverse(waits))
-    }
-
-    /// Reads and notes since when a connection waits for its client; `None` while it is at work.
-    fn look(&mut self, id: u64, now: Timestamp) -> Option<Timestamp> {
-        let entry = self.connections.get_mut(&id)?;
-        let (phase, since) = entry.connection.phase();
-        let waits = (phase != Phase::Work).then_some(since);
-        // A connection at work begins to wait later than any that waits now.
-        let noted = std::mem::replace(&mut entry.waits, waits.unwrap_or(now.plus(TICK)));
-        if noted != entry.waits {
-            self.waiting.remove(&(noted, id));
-            self.waiting.insert((entry.waits, id));
-        }
-        waits
-    }
-
-    /// Checks some of the connections that hold bytes. Returns the one other than `asker` that has
-    /// waited longest, and since when.
-    fn longest_holding(&mut self, asker: u64, now: Timestamp) -> Option<(Timestamp, u64)> {
-        let behind = (Bound::Excluded(self.looked_at), Bound::Unbounded);
-        let all = self.holding.range(behind).chain(self.holding.range(..=self.looked_at));
-        let some: Vec<(usize, u64)> = all.take(LOOKS).copied().collect();
-        self.looked_at = *some.last()?;
-        let others = some.into_iter().map(|(_, id)| id).filter(|id| *id != asker);
-        others.filter_map(|id| self.look(id, now).map(|since| (since, id))).min()
-    }
-}
-
-#[cfg(test)]
-impl Table {
-    fn has(&self, from: IpAddr, id: u64) -> bool {
-        self.peers.get(&from).is_some_and(|peer| peer.connections.contains_key(&id))
-    }
-
-    /// Each connection, and how many bytes it holds.
-    fn all(&self) -> Vec<(IpAddr, u64, usize)> {
-        let of_peer = |(from, peer): (&IpAddr, &Peer)| {
-            let from = *from;
-            peer.connections.iter().map(move |(id, entry)| (from, *id, entry.bytes)).collect()
-        };
-        self.peers.iter().flat_map::<Vec<_>, _>(of_peer).collect()
-    }
-
-    /// Compares everything that is derived with its source.
-    fn audit(&self) {
-        let (mut connections, mut bytes) = (0, 0);
-        let (mut by_connections, mut by_bytes) = (BTreeSet::new(), BTreeSet::new());
-        for (from, peer) in &self.peers {
-            let entries = || peer.connections.iter();
-            assert!(entries().all(|(_, entry)| {
-                let (phase, since) = entry.connection.phase();
-                phase == Phase::Work || entry.waits <= since
-            }));
-            assert_eq!(peer.waiting, entries().map(|(id, it)| (it.waits, *id)).collect());
-            let holding = entries().filter(|(_, it)| it.bytes > 0).map(|(id, it)| (it.bytes, *id));
-            assert_eq!(peer.holding, holding.collect());
-            assert_eq!(peer.bytes, entries().map(|(_, it)| it.bytes).sum::<usize>());
-            assert!(!peer.connections.is_empty());
-            connections += peer.connections.len();
-            bytes += peer.bytes;
-            by_connections.insert((peer.many(), *from));
-            by_bytes.extend((peer.bytes > 0).then_some((peer.bytes, *from)));
-        }
-        assert_eq!((self.connections, self.bytes), (connections, bytes));
-        assert_eq!((&self.by_connections, &self.by_bytes), (&by_connections, &by_bytes));
-    }
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -11,11 +12,14 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use crate::certificates::{ClientCertificate, Tls};
-use crate::server::http::limits::{Connection, LOOK_EVERY, PeerProof};
+use crate::server::http::limits::{Connection, Limits, PeerProof};
 
 /// Bytes that a handshake may take. rustls assembles a first message of up to 64 KiB, whose pieces
 /// may come slowly.
 const HANDSHAKE: usize = 72 << 10;
+
+/// How often a handshake for which there is no room looks for some.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// How a listener talks with its clients over TLS.
 #[derive(Clone)]
@@ -23,6 +27,19 @@ pub struct Handshake {
     /// How clients know the listener.
     pub tls: watch::Receiver<Arc<Tls>>,
     pub clients: Shown,
+}
+
+impl Handshake {
+    /// Whether it proves who the client is.
+    pub(crate) fn is_proof(&self) -> bool {
+        matches!(self.clients, Shown::Name(_))
+    }
+
+    /// The limits of clients that have not proven it yet: a quarter as many connections as `proven`.
+    pub(crate) fn limits(proven: Limits) -> Limits {
+        let connections = (proven.connections / 4).max(1);
+        Limits { connections, bytes: connections * HANDSHAKE, ..proven }
+    }
 }
 
 /// What the clients of a listener show.
@@ -81,7 +98,7 @@ pub(crate) async fn shake_hands(
         tokio::time::sleep(LOOK_EVERY).await;
     }
     let accepted = TlsAcceptor::from(config).accept(stream).await;
-    connection.release(HANDSHAKE);
+    connection.hold_only(0);
     let stream = match accepted {
         Ok(stream) => stream,
         Err(error) => {
@@ -102,7 +119,7 @@ pub(crate) async fn shake_hands(
         }
     }
     if !peer.chain.is_empty() {
-        connection.set_peer(peer);
+        let _ = connection.peer.set(peer); // there is one handshake
     }
     Some(stream)
 }
@@ -114,7 +131,7 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
-    use crate::server::http::limits::{Clients, Limits, Phase};
+    use crate::server::http::limits::{Clients, Limits};
 
     #[tokio::test]
     async fn handshakes_count_the_bytes_that_they_may_use() {
@@ -132,10 +149,9 @@ mod tests {
         for _ in 0..3 {
             silent.push(TcpStream::connect(listener.local_addr().unwrap()).await.unwrap());
             let (stream, from) = listener.accept().await.unwrap();
-            let place = clients.admit(from.ip(), Phase::Handshake).unwrap();
+            let connection = clients.admit(from.ip()).unwrap();
             let handshake = handshake.clone();
             attending.push(tokio::spawn(async move {
-                let connection = Arc::clone(place.connection());
                 assert!(shake_hands(&handshake, stream, &connection).await.is_none());
             }));
             tokio::task::yield_now().await;

@@ -250,12 +250,12 @@ impl Row for Team {
             share(self.over_quota_millionths),
             self.pods.to_string(),
             self.waiting.to_string(),
-            self.state().to_owned(),
+            state_of_team(self).to_owned(),
         ]
     }
 
     fn mood(&self) -> Mood {
-        if self.is_owed() { Mood::Odd } else { Mood::Good }
+        if is_owed(self) { Mood::Odd } else { Mood::Good }
     }
 
     fn json(items: Vec<Self>) -> Result<String, Failure> {
@@ -263,20 +263,18 @@ impl Row for Team {
     }
 }
 
-impl Team {
-    /// Whether its pods wait although it has less than is guaranteed to it.
-    fn is_owed(&self) -> bool {
-        self.waiting > 0 && self.used_millionths < self.guaranteed_millionths
-    }
+/// Whether its pods wait although it has less than is guaranteed to it.
+fn is_owed(team: &Team) -> bool {
+    team.waiting > 0 && team.used_millionths < team.guaranteed_millionths
+}
 
-    fn state(&self) -> &'static str {
-        let is_full = self.at_most_millionths.is_some_and(|most| self.used_millionths >= most);
-        match (self.is_owed(), is_full, self.over_quota_millionths > 0) {
-            (true, ..) => "BelowGuarantee",
-            (_, true, _) => "AtLimit",
-            (.., true) => "OverQuota",
-            (false, false, false) => "ok",
-        }
+fn state_of_team(team: &Team) -> &'static str {
+    let is_full = team.at_most_millionths.is_some_and(|most| team.used_millionths >= most);
+    match (is_owed(team), is_full, team.over_quota_millionths > 0) {
+        (true, ..) => "BelowGuarantee",
+        (_, true, _) => "AtLimit",
+        (.., true) => "OverQuota",
+        (false, false, false) => "ok",
     }
 }
 

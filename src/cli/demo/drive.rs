@@ -222,6 +222,9 @@ impl Drive {
         let ranked =
             answers.iter().zip(&zone).filter_map(|(answer, node)| Some((answer.ok()?, *node)));
         let Some((_, node)) = ranked.min() else { return Ok(false) };
+        // Otherwise the loop that settles dead binds could take it for one.
+        let app = Arc::clone(&self.app);
+        let _bind = app.binds.try_take(&seen.pod.uid);
         let placement = self.app.ledger.reserve(&seen.pod, node, &query, self.app.clock.now())?;
         self.app.ledger.confirm(&seen.pod.uid);
         self.scheduler.assume(&pod.uid, node, seen.host);

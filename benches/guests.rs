@@ -4,10 +4,9 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use gpupack::hardware::device::{
-    Device, DeviceId, DeviceIndex, DeviceKind, Health, ModelName, NodeName, PodUid,
-};
+use gpupack::hardware::device::{Device, DeviceIndex, DeviceKind, Health};
 use gpupack::hardware::device_class::DeviceClasses;
+use gpupack::hardware::ids::{DeviceId, ModelName, NodeName, PodUid};
 use gpupack::hardware::inventory::NodeInventory;
 use gpupack::hardware::pool::{Borrow, ConfiguredIsolation, PoolRule};
 use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share};

@@ -20,7 +20,7 @@ use bodies::bodies;
 use common::{host, pod, requests};
 use extender::extender;
 use gpupack::control::shared::app::App;
-use gpupack::hardware::device::{NodeName, PoolName};
+use gpupack::hardware::ids::{NodeName, PoolName};
 use gpupack::hardware::units::{MemMib, Share, Timestamp};
 use gpupack::ledger::query::queries::PlacementRequest;
 use gpupack::model::policy::Policy;

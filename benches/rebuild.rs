@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use common::{Cluster, cluster, empty, hello, host};
 use criterion::{BatchSize, Criterion};
-use gpupack::hardware::device::{NodeName, PoolName};
+use gpupack::hardware::ids::{NodeName, PoolName};
 use gpupack::hardware::units::Timestamp;
 use gpupack::ledger::change::facts::{MoveFact, PodFact};
 use gpupack::ledger::change::reports::NodeReport;

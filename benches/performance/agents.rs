@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::body::Bytes;
 use axum::http::{Method, Request, StatusCode, header};
 use gpupack::api::kind::{ApiVersion, ReportKind};
-use gpupack::report::wire::{Reply, Report, report_path};
+use gpupack::report::bodies::{Reply, Report, report_path};
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;

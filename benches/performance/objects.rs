@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 
 use gpupack::api::state::{DeviceKind, Neighbor};
-use gpupack::hardware::device::{DeviceId, NodeName};
+use gpupack::hardware::ids::{DeviceId, NodeName};
 use gpupack::hardware::pool::ConfiguredIsolation;
 use gpupack::hardware::units::{Demand, MemMib, Share};
 use gpupack::kube_api::request::placement::encode;
 use gpupack::model::reservation::{PlacedDevice, Placement};
-use gpupack::report::wire::{DeviceReport, DeviceUse, ProcessUse};
+use gpupack::report::bodies::{DeviceReport, DeviceUse, ProcessUse};
 use serde_json::json;
 
 use super::bodies::{POD, filled, usual};

@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer};
 
 use crate::config::values::number;
 use crate::config::webhook::MemoryLimit;
-use crate::hardware::device::PoolName;
+use crate::hardware::ids::PoolName;
 use crate::hardware::pool::{
     Borrow, Enforcement, InstanceUse, MigUse, PoolRule, PoolRules, Replicas,
 };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dashmap::{DashMap, DashSet};
 
-use crate::hardware::device::PodUid;
+use crate::hardware::ids::PodUid;
 use crate::hardware::units::Timestamp;
 use crate::mutation::{Mutation, mutated};
 

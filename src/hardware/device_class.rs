@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::hardware::device::{Device, DeviceKind, MigProfile, ModelName};
+use crate::hardware::device::{Device, DeviceKind};
+use crate::hardware::ids::{MigProfile, ModelName};
 use crate::hardware::pool::{InstanceUse, PoolRule, Replicas};
 use crate::hardware::units::{Demand, MemMib, Share};
 

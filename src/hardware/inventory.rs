@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::hardware::device::{
-    Device, DeviceDetails, DeviceId, DeviceKind, Health, InventoryError, MAX_CLASSES_PER_NODE,
-    MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE, MAX_MIG_PLACES,
+use crate::hardware::device::{Device, DeviceDetails, DeviceKind, Health, InventoryError};
+use crate::hardware::ids::{
+    DeviceId, MAX_CLASSES_PER_NODE, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE, MAX_MIG_PLACES,
 };
 use crate::hardware::mig;
 use crate::hardware::mig::{Geometry, MigFault};

@@ -7,7 +7,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::hardware::device::{MakeableProfile, MigProfile};
+use crate::hardware::device::MakeableProfile;
+use crate::hardware::ids::MigProfile;
 use crate::hardware::layouts;
 use crate::hardware::layouts::LayoutError;
 use crate::hardware::mig::{Geometry, Profile};

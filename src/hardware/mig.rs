@@ -23,10 +23,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
 use crate::hardware::device::{
-    Device, DeviceDetails, DeviceId, DeviceKind, MakeableProfile, MigProfile, ModelFilter,
-    ModelName, Slot,
+    Device, DeviceDetails, DeviceKind, MakeableProfile, ModelFilter, Slot,
 };
 use crate::hardware::device_class::GpuPart;
+use crate::hardware::ids::{DeviceId, MigProfile, ModelName};
 use crate::hardware::units::{MemMib, Share};
 
 /// One MIG profile of a model.

@@ -8,7 +8,8 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
-use crate::hardware::device::{Device, DeviceKind, PoolName};
+use crate::hardware::device::{Device, DeviceKind};
+use crate::hardware::ids::PoolName;
 use crate::hardware::units::{Demand, MemMib, Share};
 
 /// The number of equal slots of each device, 2 to [`Replicas::MAX`].
@@ -315,8 +316,8 @@ mod tests {
 
     #[test]
     fn the_driver_limits_no_pod_inside_a_mig_instance() {
-        let parent = crate::hardware::device::DeviceId::new("GPU-a").unwrap();
-        let profile = crate::hardware::device::MigProfile::new("1g.5gb");
+        let parent = crate::hardware::ids::DeviceId::new("GPU-a").unwrap();
+        let profile = crate::hardware::ids::MigProfile::new("1g.5gb");
         let instance = DeviceKind::MigInstance { parent, profile };
         for (enforcement, on_gpu, on_instance) in [
             (Enforcement::None, ConfiguredIsolation::None, ConfiguredIsolation::None),

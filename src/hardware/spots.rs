@@ -11,10 +11,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::hardware::device::{
-    Device, DeviceDetails, DeviceId, DeviceKind, FailedMigOrder, Health, MakeableProfile,
-    MigProfile, ModelName, Slot,
+    Device, DeviceDetails, DeviceKind, FailedMigOrder, Health, MakeableProfile, Slot,
 };
 use crate::hardware::device_class::{ClassKind, DeviceClass};
+use crate::hardware::ids::{DeviceId, MigProfile, ModelName};
 use crate::hardware::listed::ListFault;
 use crate::hardware::mig::Geometry;
 use crate::hardware::pool::PoolRule;

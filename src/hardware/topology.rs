@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::hardware::device::{Device, DeviceDetails, DeviceId};
+use crate::hardware::device::{Device, DeviceDetails};
+use crate::hardware::ids::DeviceId;
 
 /// Most devices among which the nearest are searched, the first ones; nodes have 16 GPUs at most.
 const MAX_CANDIDATES: usize = 16;

@@ -2,18 +2,16 @@
 
 use std::time::Duration;
 
-use crate::hardware::device::{
-    Device, DeviceId, DeviceIndex, DeviceKind, FailedMigOrder, Health, MigProfile, ModelName,
-    NodeName, PodUid, PoolName,
-};
+use crate::hardware::device::{Device, DeviceIndex, DeviceKind, FailedMigOrder, Health};
+use crate::hardware::ids::{DeviceId, MigProfile, ModelName, NodeName, PodUid, PoolName};
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::pool::ConfiguredIsolation;
+use crate::hardware::seen::{DeviceUse, ProcessUse};
 use crate::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
 use crate::ledger::change::facts::{MoveFact, PodFact};
 use crate::ledger::change::reports::{NodeReport, Receipt, ReportRefusal};
 use crate::ledger::nodes::state::{Ledger, Settings};
 use crate::ledger::query::queries::PlacementRequest;
-use crate::model::device_state::{DeviceUse, ProcessUse};
 use crate::model::fit::HostRule;
 use crate::model::node_state::NodeState;
 use crate::model::policy::Policy;

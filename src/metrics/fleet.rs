@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use prometheus::{Gauge, GaugeVec, IntGaugeVec};
 
-use crate::hardware::device::{ModelName, PoolName};
+use crate::hardware::ids::{ModelName, PoolName};
 use crate::hardware::units::Share;
 use crate::metrics::make::{Make, bytes, count, ratio};
 use crate::scoring::efficiency::{DeviceCondition, FREE_STEPS, Figures, SIZES, TENANT_STEPS};

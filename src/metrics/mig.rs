@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use prometheus::{HistogramVec, IntCounterVec, IntGaugeVec};
 
-use crate::hardware::device::MigProfile;
+use crate::hardware::ids::MigProfile;
 use crate::metrics::fleet::OTHER;
 use crate::metrics::make::{Make, count};
 

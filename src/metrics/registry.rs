@@ -9,7 +9,7 @@ use prometheus::{
     IntGaugeVec, Registry, TextEncoder,
 };
 
-use crate::hardware::device::MigProfile;
+use crate::hardware::ids::MigProfile;
 use crate::ledger::suggest::displacement::MOST_MOVES;
 use crate::metrics::demand::{AccountUse, DemandFamilies, Queue, TeamFigures};
 use crate::metrics::fleet::{Fleet, FleetFamilies};

@@ -9,7 +9,8 @@ use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use crate::hardware::device::{MigProfile, ModelFilter, ModelName, words};
+use crate::hardware::device::{ModelFilter, words};
+use crate::hardware::ids::{MigProfile, ModelName};
 use crate::hardware::mig::{GEOMETRIES, Geometry};
 use crate::hardware::pool::Replicas;
 use crate::hardware::units::{Demand, MemMib, Share};

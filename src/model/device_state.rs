@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use litemap::LiteMap;
 
-use crate::hardware::device::{Device, DeviceId, DeviceKind, Health, MigProfile, PodUid, Slot};
+use crate::hardware::device::{Device, DeviceKind, Health, Slot};
 use crate::hardware::device_class::{ClassId, DeviceClass};
+use crate::hardware::ids::{DeviceId, MigProfile, PodUid};
 use crate::hardware::pool::{ConfiguredIsolation, InstanceUse, PoolRule};
 use crate::hardware::spots::Spot;
 use crate::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};

@@ -1,6 +1,7 @@
 //! What a change of the ledger means for others: which pods to requeue, what to report.
 
-use crate::hardware::device::{DeviceId, Health, NodeName};
+use crate::hardware::device::Health;
+use crate::hardware::ids::{DeviceId, NodeName};
 use crate::hardware::listed::ListFault;
 use crate::hardware::mig::MigFault;
 use crate::hardware::spots::Spot;

@@ -11,19 +11,19 @@ use std::time::Duration;
 
 use litemap::LiteMap;
 
-use crate::hardware::device::{
-    Device, DeviceId, DeviceKind, Health, MigProfile, NodeName, PodUid, PoolName, Slot,
-};
+use crate::hardware::device::{Device, DeviceKind, Health, Slot};
 use crate::hardware::device_class::{ClassId, DeviceClasses};
+use crate::hardware::ids::{DeviceId, MigProfile, NodeName, PodUid, PoolName};
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::mig::Geometry;
 use crate::hardware::pool::PoolRule;
+use crate::hardware::seen::{DeviceUse, ProcessUse};
 use crate::hardware::spots::{DividedGpu, Makeable, MigInventory, Spot, makeable};
 use crate::hardware::topology::Topology;
 use crate::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share, Timestamp};
 use crate::model::device_state::{
-    BEYOND, CLEAN_REPORTS_TO_FREE, DeviceGuest, DeviceState, DeviceUse, Hold, HoldRule, Origin,
-    ProcessUse, StandingHold, Verification,
+    BEYOND, CLEAN_REPORTS_TO_FREE, DeviceGuest, DeviceState, Hold, HoldRule, Origin, StandingHold,
+    Verification,
 };
 use crate::model::fit::{CompiledRequest, NeighborIsolation, Room};
 use crate::model::isolation::LimitOrders;

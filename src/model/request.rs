@@ -6,8 +6,9 @@ use std::num::NonZeroU32;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::hardware::device::{MigProfile, ModelFilter, PoolFilter};
+use crate::hardware::device::{ModelFilter, PoolFilter};
 use crate::hardware::device_class::{ClassKind, DeviceClass, GpuPart};
+use crate::hardware::ids::MigProfile;
 use crate::hardware::mig::Geometry;
 use crate::hardware::pool::Replicas;
 use crate::hardware::units::{Demand, MemMib, Share};
@@ -357,7 +358,7 @@ impl Amount {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::device::ModelName;
+    use crate::hardware::ids::ModelName;
 
     fn class(model: &str, kind: ClassKind) -> DeviceClass {
         DeviceClass {

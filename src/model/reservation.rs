@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::hardware::device::{DeviceId, NodeName, PodUid};
+use crate::hardware::ids::{DeviceId, NodeName, PodUid};
 use crate::hardware::pool::{Borrow, ConfiguredIsolation, Enforcement, PoolRule};
 use crate::hardware::spots::Spot;
 use crate::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};

@@ -1,9 +1,10 @@
 //! Limits of a report, and why one is refused.
 
 use crate::api::state::DeviceKind;
-use crate::hardware::device::{DeviceId, InventoryError, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE};
+use crate::hardware::device::InventoryError;
+use crate::hardware::ids::{DeviceId, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE};
 use crate::hardware::units::MemMib;
-use crate::report::wire::API_VERSION;
+use crate::report::bodies::API_VERSION;
 
 /// Most processes of one device in a report.
 pub const MAX_PROCESSES_PER_DEVICE: usize = 4096;

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 
 use crate::api::state;
 use crate::causes::shown_long;
-use crate::hardware::device::{
-    Device, DeviceDetails, DeviceId, DeviceIndex, DeviceKind, InventoryError, MAX_DEVICE_MEMORY,
-    MAX_DEVICES_PER_NODE, MigProfile, ModelName, PodUid,
+use crate::hardware::device::{Device, DeviceDetails, DeviceIndex, DeviceKind, InventoryError};
+use crate::hardware::ids::{
+    DeviceId, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE, MigProfile, ModelName, PodUid,
 };
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::spots::Spot;
@@ -17,9 +17,10 @@ use crate::hardware::units::MemMib;
 use crate::json_object::Object;
 use crate::ledger::change::reports::NodeReport;
 use crate::model::device_state;
-use crate::report::bounds::{MAX_NAME_BYTES, ReportError, text};
+use crate::report::bodies::{API_VERSION, DeviceReport, DeviceUse, LimitsInForce, Report};
 use crate::report::details::{device_use, health};
-use crate::report::wire::{API_VERSION, DeviceReport, DeviceUse, LimitsInForce, Report};
+use crate::report::limits::MAX_NAME_BYTES;
+use crate::report::refusal::{ReportError, text};
 use crate::report::{details, mig};
 use crate::usage::node_details::DetailsReport;
 

@@ -5,15 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::api::condition::DeviceFault;
 use crate::api::state::DeviceKind;
-use crate::hardware::device::{DeviceDetails, DeviceId, Health, MAX_DEVICES_PER_NODE, PodUid};
+use crate::hardware::device::{DeviceDetails, Health};
+use crate::hardware::ids::{DeviceId, MAX_DEVICES_PER_NODE, PodUid};
+use crate::hardware::seen::ReportedTenant;
+use crate::hardware::seen::{Condition, Driver};
 use crate::model::device_state;
-use crate::report::bounds::{
-    MAX_NAME_BYTES, MAX_PROCESSES_PER_DEVICE, MAX_SM_COUNT, ReportError, memory, text,
-};
+use crate::report::bodies::{DeviceReport, DeviceUse, DriverReport, ProcessUse};
+use crate::report::limits::{MAX_NAME_BYTES, MAX_PROCESSES_PER_DEVICE, MAX_SM_COUNT};
 use crate::report::mig;
-use crate::report::wire::{DeviceReport, DeviceUse, DriverReport, ProcessUse};
-use crate::usage::isolation::ReportedTenant;
-use crate::usage::node_details::{Condition, Driver};
+use crate::report::refusal::{ReportError, memory, text};
 
 /// Longest version of a driver in bytes; NVML's own buffer has 80.
 const MAX_VERSION_BYTES: usize = 80;
@@ -230,7 +230,7 @@ mod tests {
     use crate::api::condition::{DeviceFault, MpsState};
     use crate::api::state::{MigPlacement, Neighbor};
     use crate::hardware::units::MemMib;
-    use crate::report::wire::TenantReport;
+    use crate::report::bodies::TenantReport;
 
     fn gpu(uuid: &str) -> DeviceReport {
         DeviceReport::new(uuid.to_owned(), 0, "M".to_owned(), DeviceKind::Gpu)

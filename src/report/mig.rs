@@ -4,15 +4,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::api::state::{DeviceKind, MigPlacement};
-use crate::hardware::device::{
-    DeviceId, FailedMigOrder, MAX_UNITS, MakeableProfile, MigProfile, PodUid, Slot,
-};
+use crate::hardware::device::{FailedMigOrder, MAX_UNITS, MakeableProfile, Slot};
+use crate::hardware::ids::{DeviceId, MigProfile, PodUid};
 use crate::hardware::spots::Spot;
-use crate::report::bounds::{
+use crate::report::bodies::{DeviceReport, MigFailure, MigProfileReport, MigPromise, MigPromises};
+use crate::report::limits::{
     MAX_MIG_ERROR_BYTES, MAX_MIG_FAILURES, MAX_MIG_PROFILES, MAX_MIG_PROMISES, MAX_MIG_STARTS,
-    MAX_NAME_BYTES, MAX_SM_COUNT, ReportError, memory, text,
+    MAX_NAME_BYTES, MAX_SM_COUNT,
 };
-use crate::report::wire::{DeviceReport, MigFailure, MigProfileReport, MigPromise, MigPromises};
+use crate::report::refusal::{ReportError, memory, text};
 
 /// Longest axis of MIG instances that is accepted; in 2026 GPUs have 4, 8 or 12 units.
 const MAX_AXIS: u32 = 64;
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
     use crate::hardware::device;
     use crate::hardware::units::MemMib;
-    use crate::report::wire::{API_VERSION, MigOrders, Report};
+    use crate::report::bodies::{API_VERSION, MigOrders, Report};
 
     fn parent(mig_profiles: Vec<MigProfileReport>) -> DeviceReport {
         let gpu = DeviceReport::new("GPU-a".to_owned(), 0, "M".to_owned(), DeviceKind::MigParent);

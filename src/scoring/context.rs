@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 
 use smallvec::{SmallVec, smallvec};
 
-use crate::hardware::device::{DeviceId, DeviceKind};
+use crate::hardware::device::DeviceKind;
 use crate::hardware::device_class::ClassId;
+use crate::hardware::ids::DeviceId;
 use crate::hardware::pool::Borrow;
 use crate::hardware::spots::{DividedGpu, Spot};
 use crate::hardware::units::{Demand, HostAmount, MemMib, Share};

@@ -4,7 +4,8 @@
 //! Every device is in exactly one [`DeviceCondition`]. All its share is in exactly one part of a
 //! [`ShareParts`], so the parts add up to the capacity.
 
-use crate::hardware::device::{DeviceKind, Health, ModelName};
+use crate::hardware::device::{DeviceKind, Health};
+use crate::hardware::ids::ModelName;
 use crate::hardware::units::{Demand, MemMib, Share};
 use crate::model::device_state::DeviceState;
 use crate::model::node_state::{NodeReporting, NodeState};

@@ -12,11 +12,9 @@
 
 use std::num::NonZeroU32;
 
-use crate::hardware::device::{
-    Device, DeviceId, DeviceIndex, DeviceKind, Health, MigProfile, ModelFilter, ModelName,
-    NodeName, PodUid, PoolName,
-};
+use crate::hardware::device::{Device, DeviceIndex, DeviceKind, Health, ModelFilter};
 use crate::hardware::device_class::DeviceClasses;
+use crate::hardware::ids::{DeviceId, MigProfile, ModelName, NodeName, PodUid, PoolName};
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::pool::{ConfiguredIsolation, Enforcement, InstanceUse, PoolRule, Replicas};
 use crate::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share, Timestamp};

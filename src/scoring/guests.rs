@@ -9,7 +9,7 @@
 
 use std::cmp::Reverse;
 
-use crate::hardware::device::{DeviceId, PodUid};
+use crate::hardware::ids::{DeviceId, PodUid};
 use crate::hardware::pool::{Borrow, Enforcement};
 use crate::hardware::units::{Demand, MemMib, Share};
 use crate::model::device_state::DeviceState;

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::hardware::device::{DeviceId, PodUid};
+use crate::hardware::ids::{DeviceId, PodUid};
 use crate::hardware::units::{Demand, MemMib};
 use crate::model::device_state::{BEYOND, DeviceState};
 use crate::model::isolation::LimitOrder;

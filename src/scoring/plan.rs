@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use smallvec::SmallVec;
 
-use crate::hardware::device::PodUid;
+use crate::hardware::ids::PodUid;
 use crate::hardware::pool::ConfiguredIsolation;
 use crate::hardware::spots::{Makeable, Spot};
 use crate::model::device_state::HoldRule;

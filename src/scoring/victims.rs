@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use crate::hardware::device::PodUid;
+use crate::hardware::ids::PodUid;
 use crate::hardware::units::{Demand, HostAmount, Share};
 use crate::model::device_state::{HoldRule, KeptFor, StandingHold};
 use crate::model::fit::{CompiledRequest, HostRule, fit_host};
@@ -279,7 +279,7 @@ impl Search<'_> {
 
 /// A device that could serve a request.
 struct Open {
-    id: crate::hardware::device::DeviceId,
+    id: crate::hardware::ids::DeviceId,
     free: Demand,
     demand: Demand,
 }

@@ -9,13 +9,14 @@ use std::time::Duration;
 
 use litemap::LiteMap;
 
-use crate::hardware::device::{DeviceId, PodUid};
+use crate::hardware::ids::{DeviceId, PodUid};
+use crate::hardware::seen::DeviceUse;
+use crate::hardware::seen::ReportedTenant;
+use crate::hardware::units::busy_part;
 use crate::hardware::units::{MemMib, Share, Timestamp};
-use crate::model::device_state::{DeviceState, DeviceUse};
+use crate::model::device_state::DeviceState;
 use crate::model::node_state::NodeState;
 use crate::model::reservation::{PlacedDevice, Reservation, ReservationState};
-use crate::scoring::efficiency::busy_part;
-use crate::usage::isolation::ReportedTenant;
 use crate::usage::samples::UsageSamples;
 
 /// Steps of use relative to what is allocated, each a sixteenth; the last is for more than that.

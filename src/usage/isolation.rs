@@ -9,10 +9,12 @@ use std::time::Duration;
 
 use litemap::LiteMap;
 
-use crate::hardware::device::{DeviceId, DeviceKind, PodUid};
+use crate::hardware::device::DeviceKind;
+use crate::hardware::ids::{DeviceId, PodUid};
 use crate::hardware::pool::ConfiguredIsolation;
+use crate::hardware::seen::DeviceUse;
 use crate::hardware::units::{Demand, MemMib, Share, Timestamp};
-use crate::model::device_state::{DeviceState, DeviceUse};
+use crate::model::device_state::DeviceState;
 use crate::model::event::LedgerEvent;
 use crate::model::isolation::{DriverLimits, Mode};
 use crate::model::node_state::NodeState;

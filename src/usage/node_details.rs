@@ -7,16 +7,19 @@
 use std::collections::BTreeMap;
 
 use crate::api::condition::{DeviceFault, MpsState};
-use crate::hardware::device::{DeviceDetails, DeviceId, FailedMigOrder, PodUid};
+use crate::hardware::device::{DeviceDetails, FailedMigOrder};
+use crate::hardware::ids::{DeviceId, PodUid};
 use crate::hardware::pool::ConfiguredIsolation;
+use crate::hardware::seen::DeviceUse;
+use crate::hardware::seen::ReportedTenant;
 use crate::hardware::spots::Spot;
 use crate::hardware::units::{Demand, Timestamp};
-use crate::model::device_state::{DeviceState, DeviceUse, Verification};
+use crate::model::device_state::{DeviceState, Verification};
 use crate::model::event::LedgerEvent;
 use crate::model::isolation::{DriverLimits, Mode, Rules};
 use crate::model::node_state::NodeState;
 use crate::usage::history::Usages;
-use crate::usage::isolation::{IsolationTable, ReportedTenant, Seen, tenant_isolation};
+use crate::usage::isolation::{IsolationTable, Seen, tenant_isolation};
 use crate::usage::samples::UsageSamples;
 
 /// The driver of a node.
@@ -182,7 +185,7 @@ pub(crate) fn verification(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::device::NodeName;
+    use crate::hardware::ids::NodeName;
     use crate::hardware::units::{MemMib, Share};
     use crate::ledger::fixture;
     use crate::ledger::nodes::state::Ledger;

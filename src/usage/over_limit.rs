@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::hardware::device::{DeviceId, PodUid};
+use crate::hardware::ids::{DeviceId, PodUid};
 use crate::hardware::units::Timestamp;
 use crate::model::reservation::ReservationState;
 use crate::usage::samples::OverLimitPod;
@@ -123,7 +123,7 @@ impl Evictions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::device::NodeName;
+    use crate::hardware::ids::NodeName;
     use crate::hardware::units::{HostAmount, MemMib};
     use crate::ledger::fixture::{bound, seconds, uid};
     use crate::model::reservation::{BorrowedMemory, Departure, Reservation};

@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use litemap::LiteMap;
 
-use crate::hardware::device::{DeviceId, NodeName, PodUid};
+use crate::hardware::ids::{DeviceId, NodeName, PodUid};
 use crate::hardware::pool::Borrow;
+use crate::hardware::seen::DeviceUse;
 use crate::hardware::units::{MemMib, Share, Timestamp};
-use crate::model::device_state::{DeviceState, DeviceUse};
+use crate::model::device_state::DeviceState;
 use crate::model::event::LedgerEvent;
 use crate::model::isolation::Rules;
 use crate::model::node_state::{NodeReporting, NodeState};

@@ -6,10 +6,10 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use gpupack::api::state::DeviceKind;
-use gpupack::hardware::device::ModelName;
+use gpupack::hardware::ids::ModelName;
 use gpupack::hardware::mig::Geometry;
 use gpupack::hardware::units::MemMib;
-use gpupack::report::wire::{DeviceReport, MigProfileReport};
+use gpupack::report::bodies::{DeviceReport, MigProfileReport};
 
 use crate::orders::Replica;
 use crate::{first_sample, report, say};

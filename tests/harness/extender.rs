@@ -11,7 +11,7 @@ use gpupack::cli::serve::extender::settings;
 use gpupack::clock::Clock;
 use gpupack::config::file::Config;
 use gpupack::control::shared::app::App;
-use gpupack::hardware::device::{NodeName, PodUid, PoolName};
+use gpupack::hardware::ids::{NodeName, PodUid, PoolName};
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu};
 use gpupack::ledger::nodes::state::{Ledger, Settings};
 use gpupack::server::api::server::{Listeners, router, serve_apart};

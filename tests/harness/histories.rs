@@ -5,27 +5,25 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpupack::hardware::device::{
-    Device, DeviceIndex, DeviceKind, Health, MigProfile, ModelFilter, ModelName, NodeName, PodUid,
-    PoolName,
-};
+use gpupack::hardware::device::{Device, DeviceIndex, DeviceKind, Health, ModelFilter};
+use gpupack::hardware::ids::{MigProfile, ModelName, NodeName, PodUid, PoolName};
 use gpupack::hardware::inventory::NodeInventory;
 use gpupack::hardware::pool::{
     Borrow, Enforcement, InstanceUse, MigUse, PoolRule, PoolRules, Replicas,
 };
+use gpupack::hardware::seen::{DeviceUse, ProcessUse};
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
 use gpupack::ledger::change::facts::{MoveFact, PodFact};
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::Ledger;
 use gpupack::ledger::query::queries::PlacementRequest;
 use gpupack::ledger::suggest::standing::Holder;
-use gpupack::model::device_state::{DeviceUse, ProcessUse};
 use gpupack::model::event::LedgerEvent;
 use gpupack::model::node_state::NodeState;
 use gpupack::model::policy::Policy;
 use gpupack::model::request::{Amount, GpuRequest, Isolation};
 use gpupack::model::reservation::{Reservation, Tenure};
-use gpupack::report::wire::Allocation;
+use gpupack::report::bodies::Allocation;
 use gpupack::scoring::context::{ScoringContext, TakenList};
 use gpupack::scoring::strategy::{CustomCost, PlacementCost, Strategy as Ranking};
 use gpupack::sim::run::policy::SimPolicy;

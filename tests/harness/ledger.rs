@@ -4,17 +4,16 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpupack::hardware::device::{
-    Device, DeviceId, DeviceIndex, DeviceKind, Health, ModelName, NodeName, PodUid, PoolName,
-};
+use gpupack::hardware::device::{Device, DeviceIndex, DeviceKind, Health};
+use gpupack::hardware::ids::{DeviceId, ModelName, NodeName, PodUid, PoolName};
 use gpupack::hardware::inventory::NodeInventory;
 use gpupack::hardware::pool::{PoolRule, PoolRules};
+use gpupack::hardware::seen::{DeviceUse, ProcessUse};
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
 use gpupack::ledger::change::facts::{MoveFact, PodFact};
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::{Ledger, Settings};
 use gpupack::ledger::query::queries::PlacementRequest;
-use gpupack::model::device_state::{DeviceUse, ProcessUse};
 use gpupack::model::fit::HostRule;
 use gpupack::model::policy::Policy;
 use gpupack::model::request::{Amount, GpuRequest};

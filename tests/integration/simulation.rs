@@ -41,7 +41,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-use gpupack::hardware::device::PodUid;
+use gpupack::hardware::ids::PodUid;
 use gpupack::step::outside::{Answer, CallId, Event, Lost};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;

@@ -11,12 +11,12 @@ use gpupack::agent::node::metrics::AgentMetrics;
 use gpupack::api::condition::DeviceFault;
 use gpupack::api::state::DeviceKind;
 use gpupack::config::file::Config;
-use gpupack::hardware::device::{MigProfile, ModelName, PoolName};
+use gpupack::hardware::ids::{MigProfile, ModelName, PoolName};
 use gpupack::metrics::demand::{AccountUse, Queue, TeamFigures};
 use gpupack::metrics::fleet::Fleet;
 use gpupack::metrics::mig::{MakeResult, MigFigures};
 use gpupack::metrics::registry::Metrics;
-use gpupack::report::wire::{
+use gpupack::report::bodies::{
     AllocatedDevice, Allocation, AllocationState, DeviceReport, DeviceUse,
 };
 use gpupack::scoring::efficiency::Figures;

@@ -12,10 +12,10 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::agent::gpu::standing::StandingOrders;
-use crate::hardware::device::MAX_DEVICE_MEMORY;
+use crate::hardware::ids::MAX_DEVICE_MEMORY;
 use crate::hardware::units::Timestamp;
 use crate::mutation::{Mutation, mutated};
-use crate::report::wire::{GpuLimits, LimitOrders, LimitsInForce, NumberedGpu};
+use crate::report::bodies::{GpuLimits, LimitOrders, LimitsInForce, NumberedGpu};
 
 /// Smaller differences of a limit count as none: a driver may round it.
 const STEP_BYTES: u64 = 1 << 20;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::agent::gpu::health::XidCounts;
 use crate::api::condition::DeviceFault;
 use crate::hardware::units::Timestamp;
-use crate::report::wire::{
+use crate::report::bodies::{
     Allocation, DeviceReport, DeviceUse, DriverReport, LimitsInForce, MigFailure,
 };
 

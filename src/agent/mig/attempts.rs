@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::agent::mig::plan::{Obstacle, Order, Plan};
 use crate::hardware::units::Timestamp;
-use crate::report::bounds::{MAX_MIG_ERROR_BYTES, MAX_MIG_FAILURES};
-use crate::report::wire::MigFailure;
+use crate::report::bodies::MigFailure;
+use crate::report::limits::{MAX_MIG_ERROR_BYTES, MAX_MIG_FAILURES};
 
 /// Pause before an order is tried again; it doubles with each failure.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -84,7 +84,7 @@ fn sentence(error: &str) -> String {
 mod tests {
     use super::*;
     use crate::agent::mig::plan::{Step, Unfinished, Units, Work};
-    use crate::report::wire::MakeInstance;
+    use crate::report::bodies::MakeInstance;
 
     fn order(start: u32) -> Order {
         let (gpu, profile) = ("GPU-a".to_owned(), "1g.10gb".to_owned());

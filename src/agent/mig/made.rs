@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use crate::agent::mig::plan::{GpuLayout, Unfinished};
 use crate::api::state::DeviceKind;
 use crate::mutation::{Mutation, mutated};
-use crate::report::wire::{DeviceReport, MigOrders};
+use crate::report::bodies::{DeviceReport, MigOrders};
 
 /// Name of the file in its folder.
 const FILE: &str = "made.json";

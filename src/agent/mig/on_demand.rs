@@ -9,8 +9,8 @@ use tokio::sync::Notify;
 use crate::agent::gpu::standing::StandingOrders;
 use crate::agent::mig::made::MadeInstances;
 use crate::hardware::units::Timestamp;
-use crate::report::bounds::MAX_MIG_PROMISES;
-use crate::report::wire::{DeviceReport, MigFailure, MigOrders, MigPromises};
+use crate::report::bodies::{DeviceReport, MigFailure, MigOrders, MigPromises};
+use crate::report::limits::MAX_MIG_PROMISES;
 
 /// MIG on demand on this node; a handle, cheap to copy. Its locks are short: no call of the driver
 /// is made under one, and none is held across an await.

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::api::state::MigPlacement;
-use crate::report::wire::{MakeInstance, MigFailure, MigOrders, MigProfileReport};
+use crate::report::bodies::{MakeInstance, MigFailure, MigOrders, MigProfileReport};
 
 /// A GPU and its MIG instances, as NVML shows them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -24,7 +24,7 @@ use crate::api::condition::MpsState;
 use crate::api::state::DeviceKind;
 use crate::clock::Clock;
 use crate::hardware::units::Timestamp;
-use crate::report::wire::DeviceReport;
+use crate::report::bodies::DeviceReport;
 
 /// Time between two checks of a daemon: the same as between two regular lists of processes.
 pub const QUERY_EVERY: Duration = Duration::from_secs(5);

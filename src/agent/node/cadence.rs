@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::agent::gpu::probe::{ProcessSampling, Sample};
 use crate::hardware::units::Timestamp;
-use crate::report::wire::{Allocation, AllocationState};
+use crate::report::bodies::{Allocation, AllocationState};
 
 /// Longest time between two lists of processes.
 const LIST_EVERY: Duration = Duration::from_secs(5);
@@ -125,7 +125,7 @@ mod tests {
 
     use super::*;
     use crate::api::condition::DeviceFault;
-    use crate::report::wire::{AllocatedDevice, DeviceUse};
+    use crate::report::bodies::{AllocatedDevice, DeviceUse};
 
     fn allocation(state: AllocationState) -> Allocation {
         let part =

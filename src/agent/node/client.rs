@@ -13,7 +13,7 @@ use crate::agent::node::session::Answer;
 use crate::api::error::{Error, ErrorReason};
 use crate::certificates::ServerProof;
 use crate::http_client::{HttpClient, address_with};
-use crate::report::wire::{MAX_BODY_BYTES, Reply, Report, report_path};
+use crate::report::bodies::{MAX_BODY_BYTES, Reply, Report, report_path};
 
 /// Longest time from the first byte to the last. A slower extender counts as away.
 const TIMEOUT: Duration = Duration::from_secs(5);

@@ -26,7 +26,7 @@ use tower::service_fn;
 use crate::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
 use crate::api::condition::DeviceFault;
 use crate::hardware::units::Timestamp;
-use crate::report::wire::Allocation;
+use crate::report::bodies::Allocation;
 
 /// Path of kubelet's socket.
 pub const SOCKET: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";

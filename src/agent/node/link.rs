@@ -12,7 +12,7 @@ use crate::agent::node::config::{Extender, Node};
 use crate::agent::node::session::{Answer, ContactChange, Next, Session};
 use crate::clock::Clock;
 use crate::hardware::units::Timestamp;
-use crate::report::wire::Report;
+use crate::report::bodies::Report;
 
 /// Reports one node to one extender.
 pub(crate) struct Link {

@@ -18,8 +18,8 @@ use prometheus::{
 
 use crate::agent::gpu::probe::Sample;
 use crate::hardware::units::Share;
-use crate::report::wire::{Allocation, DeviceReport, DeviceUse, ProcessUse};
-use crate::scoring::efficiency::busy_part;
+use crate::hardware::units::busy_part;
+use crate::report::bodies::{Allocation, DeviceReport, DeviceUse, ProcessUse};
 
 /// Labels of every series of a GPU.
 const LABELS: [&str; 4] = ["UUID", "gpu", "Hostname", "model"];

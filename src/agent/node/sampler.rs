@@ -16,7 +16,7 @@ use crate::agent::node::cadence::Cadence;
 use crate::agent::node::config::{AgentConfig, Node};
 use crate::agent::node::metrics::AgentMetrics;
 use crate::clock::Clock;
-use crate::report::wire::{Allocation, AllocationState, DeviceUse};
+use crate::report::bodies::{Allocation, AllocationState, DeviceUse};
 
 /// How long a read may take before its devices count as unknown: longer than the library takes to
 /// open on nodes of 16 GPUs, shorter than the time after which an extender calls a node silent.

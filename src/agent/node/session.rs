@@ -1,4 +1,4 @@
-//! What to send next to an extender: the pure half of the conversation in [`crate::report::wire`].
+//! What to send next to an extender: the pure half of the conversation in [`crate::report::bodies`].
 //!
 //! There is one [`Session`] for each pair of node and extender. [`NodeAllocations`] merges the answers of
 //! all extenders of one node. Neither does I/O or reads a clock.
@@ -11,7 +11,7 @@ use crate::agent::gpu::probe::Sample;
 use crate::agent::node::cadence::MEMORY_STEP_MIB;
 use crate::api::kind::{ApiVersion, ReportKind};
 use crate::hardware::units::Timestamp;
-use crate::report::wire::{
+use crate::report::bodies::{
     Allocation, AllocationState, DeviceReport, DeviceUse, DriverReport, Outcome, Reply, Report,
 };
 

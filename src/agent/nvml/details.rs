@@ -13,7 +13,7 @@ use crate::agent::nvml::raw;
 use crate::agent::nvml::trouble::{Trouble, unless_lost};
 use crate::agent::processes::pods::CGROUP_ROOT;
 use crate::api::state::{MigPlacement, Neighbor};
-use crate::report::wire::{DeviceReport, DriverReport};
+use crate::report::bodies::{DeviceReport, DriverReport};
 
 /// Most NVLinks of a GPU that are read; NVIDIA's own constant says 18.
 const LINKS_MAX: u32 = 36;

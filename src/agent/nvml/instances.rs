@@ -16,8 +16,8 @@ use crate::agent::mig::plan::{
 use crate::agent::nvml::raw::ProcessList;
 use crate::agent::nvml::trouble::library_error;
 use crate::agent::nvml::{raw, raw_mig};
-use crate::report::bounds::{MAX_MIG_PROFILES, MAX_MIG_STARTS};
-use crate::report::wire::MigProfileReport;
+use crate::report::bodies::MigProfileReport;
+use crate::report::limits::{MAX_MIG_PROFILES, MAX_MIG_STARTS};
 
 /// NVML's code for a change for which there is no room.
 const INSUFFICIENT_RESOURCES: u32 = 23;

@@ -18,8 +18,8 @@ use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlReturn_t};
 
 use crate::agent::gpu::lent_limits::{GroupLimit, LimitDriver, SetLimit};
 use crate::agent::processes::pods::PodsByProcess;
-use crate::hardware::device::MAX_DEVICE_MEMORY;
-use crate::report::wire::{ProcessUse, TenantReport};
+use crate::hardware::ids::MAX_DEVICE_MEMORY;
+use crate::report::bodies::{ProcessUse, TenantReport};
 
 /// NVML's value for a control group without a limit.
 const UNLIMITED: u64 = u64::MAX;

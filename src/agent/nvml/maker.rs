@@ -21,7 +21,7 @@ use crate::agent::nvml::instances::KnownProfiles;
 use crate::agent::nvml::library::{LIBRARY, open};
 use crate::clock::Clock;
 use crate::hardware::units::Timestamp;
-use crate::report::wire::MigOrders;
+use crate::report::bodies::MigOrders;
 
 /// Time between two looks at the instances while orders stand: others may change them.
 const LOOK_EVERY: Duration = Duration::from_secs(5);

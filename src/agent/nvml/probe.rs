@@ -31,9 +31,9 @@ use crate::agent::processes::pods::PodsByProcess;
 use crate::agent::processes::watched::Watched;
 use crate::api::condition::DeviceFault;
 use crate::api::state::DeviceKind;
-use crate::hardware::device::{MAX_DEVICES_PER_NODE, PodUid};
+use crate::hardware::ids::{MAX_DEVICES_PER_NODE, PodUid};
 use crate::hardware::units::Timestamp;
-use crate::report::wire::{Allocation, DeviceReport, DeviceUse, DriverReport, MigProfileReport};
+use crate::report::bodies::{Allocation, DeviceReport, DeviceUse, DriverReport, MigProfileReport};
 
 /// How long the library stays open while a GPU is lost or needs a reset. An open library does not
 /// see the effect of a reset, and prevents some resets. Opening takes a short time, for all GPUs.

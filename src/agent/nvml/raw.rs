@@ -24,7 +24,7 @@ use nvml_wrapper_sys::bindings::{
 
 use crate::agent::gpu::health::Event;
 use crate::api::state::MigPlacement;
-use crate::report::bounds::MAX_PROCESSES_PER_DEVICE;
+use crate::report::limits::MAX_PROCESSES_PER_DEVICE;
 
 /// Room for processes at first: more than a GPU in use has.
 const PROCESSES_EXPECTED: usize = 256;

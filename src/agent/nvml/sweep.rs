@@ -22,10 +22,10 @@ use crate::agent::nvml::{instances, limits, raw, utilization};
 use crate::agent::processes::pods::PodsByProcess;
 use crate::api::condition::{DeviceFault, MpsState};
 use crate::api::state::DeviceKind;
-use crate::hardware::device::MAX_DEVICES_PER_NODE;
+use crate::hardware::ids::MAX_DEVICES_PER_NODE;
 use crate::hardware::units::Timestamp;
-use crate::report::bounds::MAX_PROCESSES_PER_DEVICE;
-use crate::report::wire::{DeviceReport, DeviceUse, MigProfileReport, ProcessUse};
+use crate::report::bodies::{DeviceReport, DeviceUse, MigProfileReport, ProcessUse};
+use crate::report::limits::MAX_PROCESSES_PER_DEVICE;
 
 /// NVML counts bytes.
 const BYTES_PER_MIB: u64 = 1 << 20;

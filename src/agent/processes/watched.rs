@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 
 use crate::agent::processes::draining::running;
 use crate::agent::processes::pods::{BootTicks, PodsByProcess};
-use crate::hardware::device::PodUid;
-use crate::report::wire::{Allocation, AllocationState, DeviceUse};
+use crate::hardware::ids::PodUid;
+use crate::report::bodies::{Allocation, AllocationState, DeviceUse};
 
 /// Most processes of a node that are watched: one read of a small file each in every period.
 const MAX_WATCHED: usize = 256;
@@ -81,7 +81,7 @@ impl Watched {
 mod tests {
     use super::*;
     use crate::api::condition::DeviceFault;
-    use crate::report::wire::ProcessUse;
+    use crate::report::bodies::ProcessUse;
 
     /// A process table with these processes: id, state and start.
     fn table(processes: &[(u32, char, u64)]) -> (tempfile::TempDir, PodsByProcess) {

@@ -6,11 +6,10 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::api::state::DeviceKind;
-use crate::hardware::device::{
-    DeviceId, InventoryError, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE, NodeName,
-};
+use crate::hardware::device::InventoryError;
+use crate::hardware::ids::{DeviceId, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE, NodeName};
 use crate::hardware::units::{HostAmount, MemMib, MilliCpu};
-use crate::report::wire::DeviceReport;
+use crate::report::bodies::DeviceReport;
 
 /// Simulated nodes. Node names and UUIDs are unique, every device is within the limits of the core.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

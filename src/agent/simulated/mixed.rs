@@ -8,7 +8,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::agent::simulated::fleet::{
     Fleet, FleetGpu, FleetInstance, FleetNode, default_use_percent,
 };
-use crate::hardware::device::{MigProfile, ModelName};
+use crate::hardware::ids::{MigProfile, ModelName};
 use crate::hardware::mig::Geometry;
 use crate::hardware::units::MemMib;
 

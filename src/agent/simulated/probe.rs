@@ -12,7 +12,7 @@ use crate::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
 use crate::agent::simulated::fleet::{Fleet, FleetNode};
 use crate::api::state::DeviceKind;
 use crate::hardware::units::Timestamp;
-use crate::report::wire::{Allocation, AllocationState, DeviceReport, DeviceUse, ProcessUse};
+use crate::report::bodies::{Allocation, AllocationState, DeviceReport, DeviceUse, ProcessUse};
 
 /// A node without pods for this time is sampled, and so reports, like a real one. Otherwise an idle
 /// fleet would cost the extender five times what real nodes cost.
@@ -182,7 +182,7 @@ pub(crate) fn sample_of(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::wire::AllocatedDevice;
+    use crate::report::bodies::AllocatedDevice;
 
     fn probe() -> SimulatedProbe {
         let fleet = Fleet::from_json(

@@ -17,7 +17,7 @@ use crate::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
 use crate::agent::simulated::fleet::{Fleet, FleetNode};
 use crate::agent::simulated::probe::sample_of;
 use crate::hardware::units::{Share, Timestamp};
-use crate::report::wire::{AllocatedDevice, DeviceReport, ProcessUse};
+use crate::report::bodies::{AllocatedDevice, DeviceReport, ProcessUse};
 
 /// Least and most seconds until the next burst: short, since pods of a demo live for a minute.
 const GAP_SECONDS: (u64, u64) = (10, 50);

@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 use crate::clock::Clock;
 use crate::config::file::Config;
 use crate::control::shared::app::App;
-use crate::hardware::device::PodUid;
+use crate::hardware::ids::PodUid;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::pod::watch::{PodWatch, WatchEvent};
 use crate::kube_api::request::placement::FenceWriter;

@@ -39,7 +39,7 @@ use crate::clock::Clock;
 use crate::config::file::Config;
 use crate::config::pods::quota::SharesConfig;
 use crate::control::shared::app::App;
-use crate::hardware::device::PoolName;
+use crate::hardware::ids::PoolName;
 use crate::hardware::pool::PoolRules;
 use crate::hardware::units::Share;
 use crate::kube_api::request::quantity::parse_fraction;

@@ -18,7 +18,7 @@ use crate::cli::demo::kubelet::Kubelet;
 use crate::cli::demo::pods::{DemoPod, Draw, PodStream};
 use crate::cli::demo::scheduler::{Choice, Scheduler, Verdict};
 use crate::control::shared::app::App;
-use crate::hardware::device::PodUid;
+use crate::hardware::ids::PodUid;
 use crate::hardware::units::Share;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::model::node_state::NodeState;

@@ -17,12 +17,12 @@ use crate::agent::simulated::programs::{Program, ProgramProbe, Programs};
 use crate::api::commands::DemoBorrowing;
 use crate::cli::demo::api_server::ApiServer;
 use crate::control::shared::app::App;
-use crate::hardware::device::{DeviceId, NodeName, PodUid};
+use crate::hardware::ids::{DeviceId, NodeName, PodUid};
 use crate::hardware::units::Timestamp;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::metrics::moves::{MoveReason, MoveResult};
 use crate::model::reservation::Placement;
-use crate::report::wire::AllocatedDevice;
+use crate::report::bodies::AllocatedDevice;
 
 /// Pause between two looks at what is to be restarted.
 const LOOK_EVERY: Duration = Duration::from_millis(100);

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::agent::simulated::mixed::{MIG_POOL, SLOTS_POOL};
 use crate::config::pods::quota::SharesConfig;
-use crate::hardware::device::PoolName;
+use crate::hardware::ids::PoolName;
 use crate::hardware::pool::{Borrow, InstanceUse, PoolRule, PoolRules, Replicas};
 use crate::hardware::units::Share;
 use crate::kube_api::request::placement::encode;

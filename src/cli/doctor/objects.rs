@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Node, Pod, PodSpec, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::config::file::Config;
-use crate::hardware::device::PoolName;
+use crate::hardware::ids::PoolName;
 use crate::hardware::pool::Borrow;
 use crate::kube_api::request::quantity::parse_count;
 use crate::kube_api::request::resources::{MIG_PREFIX, SHARED_SLOT, WHOLE};

@@ -11,7 +11,8 @@ use crate::api::state::{
     DeviceKind, Health, IsolationMode, Node, NodeReporting, Pod, PodRequest, PodState,
     RequestedIsolation, State, Tenant, Verification,
 };
-use crate::hardware::device::{MigProfile, ModelFilter};
+use crate::hardware::device::ModelFilter;
+use crate::hardware::ids::MigProfile;
 use crate::hardware::pool::{ConfiguredIsolation, Enforcement, InstanceUse, PoolRule, Replicas};
 use crate::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share};
 use crate::model::request::{Amount, GpuRequest, Isolation, Limit};

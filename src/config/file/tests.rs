@@ -1,5 +1,5 @@
 use super::*;
-use crate::hardware::device::PoolName;
+use crate::hardware::ids::PoolName;
 use crate::hardware::pool::{Borrow, InstanceUse, PoolRule, Replicas};
 
 /// All keys of a section, from the fault of one that it does not have. `a.b` is a section of a section.

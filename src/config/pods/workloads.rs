@@ -8,7 +8,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer};
 
 use crate::config::values::{number, parsed};
-use crate::hardware::device::{PoolFilter, PoolName};
+use crate::hardware::device::PoolFilter;
+use crate::hardware::ids::PoolName;
 use crate::model::policy::Policy;
 use crate::model::request::Isolation;
 use crate::model::workload::{Access, AccessRules, Protection, Workload, Workloads};

@@ -29,7 +29,7 @@ use crate::control::shared::bind_error::BindError;
 use crate::control::shared::bind_locks::BindLock;
 use crate::control::shared::in_flight::NamedPod;
 use crate::control::shared::log_limit::LogLimit;
-use crate::hardware::device::{NodeName, PodUid};
+use crate::hardware::ids::{NodeName, PodUid};
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::outcome::{BindOutcome, Fenced};
 use crate::kube_api::write::target::{BindTarget, PodKey};
@@ -37,6 +37,7 @@ use crate::ledger::change::commits::{ReserveError, ToMake};
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::query::reading::Readiness;
 use crate::ledger::suggest::standing::Holder;
+use crate::metrics::labels::VerbAnswer;
 use crate::metrics::labels::{BindResult, Outcome};
 use crate::metrics::mig::MakeResult;
 use crate::model::device_state::KeptFor;
@@ -44,7 +45,7 @@ use crate::model::rejection::Rejection;
 use crate::model::reservation::{Placement, PodRef, Reservation, ReservationState};
 use crate::mutation::{Mutation, mutated};
 use crate::protocol::bounds::ProtocolError;
-use crate::protocol::messages::{ExtenderBindingArgs, ExtenderBindingResult, VerbAnswer};
+use crate::protocol::messages::{ExtenderBindingArgs, ExtenderBindingResult};
 use crate::scoring::efficiency::Size;
 
 /// Most posts of a Binding, or fences before it, in one bind. Each further one needs a change of

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::config::file::Config;
-    use crate::hardware::device::{DeviceId, NodeName};
+    use crate::hardware::ids::{DeviceId, NodeName};
     use crate::hardware::pool::ConfiguredIsolation;
     use crate::hardware::units::{MemMib, Share};
     use crate::ledger::fixture::ledger;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::control::bind::client_limits::client_limits;
 use crate::control::shared::app::App;
 use crate::control::shared::edited::Known;
-use crate::hardware::device::{NodeName, PodUid};
+use crate::hardware::ids::{NodeName, PodUid};
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::request::placement::encode;
 use crate::kube_api::request::written::patch_to;

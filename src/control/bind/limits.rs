@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::control::shared::app::App;
 use crate::control::shared::bind_error::BindError;
 use crate::control::shared::passed::{PASSED_FOR, Verdict};
-use crate::hardware::device::PodUid;
+use crate::hardware::ids::PodUid;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::target::PodKey;
 use crate::protocol::messages::ExtenderBindingArgs;

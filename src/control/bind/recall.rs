@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::{Pod, PodCondition};
 
 use crate::control::bind::client_limits::{client_limits, least_at_start};
 use crate::control::shared::app::App;
-use crate::hardware::device::{DeviceId, PodUid};
+use crate::hardware::ids::{DeviceId, PodUid};
 use crate::hardware::units::{Demand, Timestamp};
 use crate::kube_api::pod::gpu_container::GpuContainer;
 use crate::kube_api::pod::seen_pod::SeenPod;

@@ -10,7 +10,7 @@ use futures::StreamExt;
 use crate::control::shared::app::App;
 use crate::control::shared::bind_error::BindError;
 use crate::control::shared::bind_locks::BindLock;
-use crate::hardware::device::PodUid;
+use crate::hardware::ids::PodUid;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::outcome::{Fenced, Settled};
 use crate::kube_api::write::target::{BindTarget, PodKey};

@@ -7,7 +7,7 @@ use futures::StreamExt;
 
 use crate::control::shared::app::App;
 use crate::control::shared::in_flight::{HeldPod, NamedPod};
-use crate::hardware::device::PodUid;
+use crate::hardware::ids::PodUid;
 use crate::kube_api::write::outcome::Fenced;
 use crate::kube_api::write::target::PodKey;
 use crate::model::reservation::PodRef;

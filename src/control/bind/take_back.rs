@@ -14,7 +14,7 @@ use crate::control::bind::recall::{
     Ends, LOOK_AGAIN, NO_RESTART, Next, Read, Resized, STAY_FOR, TRY_AGAIN, names, read, resize,
 };
 use crate::control::shared::app::App;
-use crate::hardware::device::{DeviceId, NodeName};
+use crate::hardware::ids::{DeviceId, NodeName};
 use crate::hardware::units::Timestamp;
 use crate::kube_api::pod::gpu_container::GpuContainer;
 use crate::kube_api::pod::seen_pod::SeenPod;

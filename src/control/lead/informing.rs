@@ -11,7 +11,7 @@ use crate::control::shared::app::App;
 use crate::control::shared::in_flight::{HeldPod, Join, Message};
 use crate::control::shared::leader::Replica;
 use crate::control::shared::log_limit::LogLimit;
-use crate::hardware::device::PodUid;
+use crate::hardware::ids::PodUid;
 use crate::http_client::address_with;
 use crate::kube_api::write::lease::Held;
 

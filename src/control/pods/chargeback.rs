@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::control::shared::app::App;
 use crate::control::shared::priority_classes::Account;
-use crate::hardware::device::PodUid;
+use crate::hardware::ids::PodUid;
 use crate::hardware::units::Share;
 use crate::metrics::demand::AccountUse;
 use crate::model::device_state::DeviceState;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::control::pods::wording::counted;
 use crate::control::shared::app::App;
-use crate::hardware::device::PodUid;
+use crate::hardware::ids::PodUid;
 use crate::hardware::units::Share;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::ledger::suggest::together::{GroupKey, agreed_size, group_key};

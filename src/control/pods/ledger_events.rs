@@ -6,7 +6,8 @@ use crate::control::pods::memory_guard::{
 };
 use crate::control::shared::app::App;
 use crate::control::shared::log_limit::LogLimit;
-use crate::hardware::device::{DeviceId, Health, NodeName};
+use crate::hardware::device::Health;
+use crate::hardware::ids::{DeviceId, NodeName};
 use crate::hardware::spots::Spot;
 use crate::kube_api::write::events::NoticeReason;
 use crate::model::event::LedgerEvent;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::api::state;
 use crate::control::shared::app::App;
-use crate::hardware::device::{DeviceId, NodeName, PodUid};
+use crate::hardware::ids::{DeviceId, NodeName, PodUid};
 use crate::hardware::units::MemMib;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::events::NoticeReason;

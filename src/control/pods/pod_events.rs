@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::control::bind::edits::see_written;
 use crate::control::shared::app::App;
-use crate::hardware::device::{NodeName, PodUid};
+use crate::hardware::ids::{NodeName, PodUid};
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::pod::start_failure::StartFailure;
 use crate::kube_api::pod::watch::Sink;

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::api::waiting::Obstacle;
 use crate::control::pods::wording;
 use crate::control::shared::app::App;
-use crate::hardware::device::PodUid;
+use crate::hardware::ids::PodUid;
 use crate::kube_api::write::events::NoticeReason;
 use crate::ledger::suggest::waiting::WaitingState;
 

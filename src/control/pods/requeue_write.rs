@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::control::shared::app::App;
 use crate::control::shared::bind_error::BindError;
-use crate::hardware::device::NodeName;
+use crate::hardware::ids::NodeName;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::request::room_note::RoomNote;
 use crate::kube_api::write::outcome::PatchOutcome;

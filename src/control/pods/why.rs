@@ -11,7 +11,7 @@ use crate::control::pods::wording::{
     BEING_BOUND, FITS_NOW, GATED, NOT_REFUSED, Profiles, gpus, with_suggestions,
 };
 use crate::control::shared::app::App;
-use crate::hardware::device::PodUid;
+use crate::hardware::ids::PodUid;
 use crate::hardware::units::Share;
 use crate::kube_api::write::events::NoticeReason;
 use crate::ledger::query::own_room::Outlook;

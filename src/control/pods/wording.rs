@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 
 use crate::api::waiting::Obstacle;
-use crate::hardware::device::{DeviceId, MigProfile};
+use crate::hardware::ids::{DeviceId, MigProfile};
 use crate::hardware::pool::Borrow;
 use crate::hardware::spots::Spot;
 use crate::hardware::units::{Demand, Share};

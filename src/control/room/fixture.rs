@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::config::guard::PreemptionConfig;
 use crate::control::room::standing::{StandingHolds, StandingRules, Step};
-use crate::hardware::device::PodUid;
+use crate::hardware::ids::PodUid;
 use crate::hardware::units::{Share, Timestamp};
 use crate::kube_api::request::room_note::RoomNote;
 use crate::ledger::change::facts::PodFact;

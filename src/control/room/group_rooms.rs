@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::control::room::owners::Owner;
-use crate::hardware::device::{NodeName, PodUid, PoolName};
+use crate::hardware::ids::{NodeName, PodUid, PoolName};
 use crate::hardware::units::Timestamp;
 use crate::ledger::suggest::preemption::FoundRoom;
 use crate::ledger::suggest::requeue::NamedNodes;

@@ -8,7 +8,7 @@ use crate::control::room::owners::{Owner, TURN, editions};
 use crate::control::room::standing::{
     Facts, GROUP_TIMEOUT, Held, StandingHolds, StandingRules, Step,
 };
-use crate::hardware::device::{NodeName, PodUid, PoolName};
+use crate::hardware::ids::{NodeName, PodUid, PoolName};
 use crate::hardware::units::Timestamp;
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;

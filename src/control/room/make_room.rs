@@ -10,7 +10,7 @@ use futures::{StreamExt, stream};
 use crate::control::pods::requeue_write::{Note, requeue_value, write_own};
 use crate::control::room::standing::RoomOrder;
 use crate::control::shared::app::App;
-use crate::hardware::device::PodUid;
+use crate::hardware::ids::PodUid;
 use crate::hardware::units::Timestamp;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::request::room_note::RoomNote;

@@ -16,7 +16,7 @@ use crate::control::room::standing::{
     Evictions, Facts, GROUP_TIMEOUT, Held, InVain, Line, RoomOrder, StandingHolds, StandingRules,
     Step, earlier,
 };
-use crate::hardware::device::PodUid;
+use crate::hardware::ids::PodUid;
 use crate::hardware::units::Timestamp;
 use crate::kube_api::request::room_note::{MOST_VICTIMS, RoomNote};
 use crate::ledger::nodes::state::Ledger;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::config::guard::PreemptionConfig;
 use crate::control::room::group_rooms::{GroupRooms, amount};
 use crate::control::room::owners::{Amounts, Owner, Owners, editions};
-use crate::hardware::device::{NodeName, PodUid, PoolName};
+use crate::hardware::ids::{NodeName, PodUid, PoolName};
 use crate::hardware::units::{Share, Timestamp};
 use crate::ledger::change::hung::Hung;
 use crate::ledger::nodes::state::Ledger;

@@ -22,7 +22,7 @@ use crate::control::shared::other_fences::OtherFences;
 use crate::control::shared::outbox::{NewRooms, Outbox};
 use crate::control::shared::passed::PassedPods;
 use crate::control::shared::priority_classes::PriorityClasses;
-use crate::hardware::device::{DeviceId, PodUid};
+use crate::hardware::ids::{DeviceId, PodUid};
 use crate::hardware::pool::ConfiguredIsolation;
 use crate::hardware::units::{MemMib, Timestamp};
 use crate::kube_api::pod::lists::Lists;

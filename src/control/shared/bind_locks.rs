@@ -11,7 +11,7 @@ use dashmap::DashMap;
 use tokio::sync::{Mutex, OwnedMutexGuard, Semaphore, SemaphorePermit};
 
 use crate::control::shared::bind_error::BindError;
-use crate::hardware::device::PodUid;
+use crate::hardware::ids::PodUid;
 use crate::kube_api::write::target::BindTarget;
 use crate::mutation::{Mutation, mutated};
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::hardware::device::{NodeName, PodUid};
+use crate::hardware::ids::{NodeName, PodUid};
 use crate::hardware::units::Timestamp;
 use crate::kube_api::request::placement::decode;
 use crate::kube_api::request::written::{Written, placement_mark};

@@ -11,7 +11,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::hardware::device::PodUid;
+use crate::hardware::ids::PodUid;
 use crate::hardware::units::Timestamp;
 use crate::kube_api::pod::lists::Lists;
 use crate::kube_api::write::target::PodKey;

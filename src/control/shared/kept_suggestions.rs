@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::hardware::device::PodUid;
+use crate::hardware::ids::PodUid;
 use crate::hardware::units::Timestamp;
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::own_room::OwnRoom;

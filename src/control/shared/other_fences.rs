@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::hardware::device::PodUid;
+use crate::hardware::ids::PodUid;
 use crate::hardware::units::Timestamp;
 
 /// After this time the process that wrote is gone: ten times the grace that Kubernetes gives a pod.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::hardware::device::NodeName;
+use crate::hardware::ids::NodeName;
 use crate::model::event::LedgerEvent;
 use crate::step::news::News;
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::hardware::device::{NodeName, PodUid};
+use crate::hardware::ids::{NodeName, PodUid};
 use crate::hardware::units::Timestamp;
 
 /// How long a pod may be bound where *filter* passed it: the longest time that kube-scheduler lets

@@ -1,7 +1,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::hardware::device::{DeviceIndex, DeviceKind, Health, ModelName};
+use crate::hardware::device::{DeviceIndex, DeviceKind, Health};
+use crate::hardware::ids::ModelName;
 use crate::hardware::units::MemMib;
 use crate::model::device_state::HoldRule;
 use crate::model::node_state::NodeState;

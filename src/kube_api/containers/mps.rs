@@ -13,7 +13,8 @@ use k8s_openapi::api::core::v1::{EnvVar, HostPathVolumeSource, PodSpec, Volume, 
 
 use crate::config::allowed::{HostFolder, plain};
 use crate::config::webhook::ThreadCap;
-use crate::hardware::device::{ModelFilter, ModelName};
+use crate::hardware::device::ModelFilter;
+use crate::hardware::ids::ModelName;
 use crate::hardware::units::{Demand, MemMib, Share};
 use crate::kube_api::containers::admission_error::AdmissionError;
 use crate::kube_api::containers::container_view::{ContainerView, UUIDS_VARIABLE, literal, placed};

@@ -1,6 +1,6 @@
 //! What a Node object says about its GPUs before an agent reports them.
 
-use crate::hardware::device::ModelName;
+use crate::hardware::ids::ModelName;
 use crate::hardware::units::MemMib;
 use crate::kube_api::request::quantity::{parse_count, parse_whole};
 

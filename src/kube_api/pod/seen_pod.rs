@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 
 use crate::causes::shown_long;
 use crate::config::pods::requests::RequestRules;
-use crate::hardware::device::{NodeName, PodUid};
+use crate::hardware::ids::{NodeName, PodUid};
 use crate::hardware::units::HostAmount;
 use crate::kube_api::containers::injection::takes_devices;
 use crate::kube_api::pod::gpu_container::GpuContainer;

@@ -16,7 +16,7 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 
 use crate::clock::Clock;
-use crate::hardware::device::{NodeName, PodUid, PoolName};
+use crate::hardware::ids::{NodeName, PodUid, PoolName};
 use crate::hardware::units::{MemMib, Timestamp};
 use crate::kube_api::pod::lists::Lists;
 use crate::kube_api::pod::namespaces::{NamespaceFacts, NamespaceWatch};

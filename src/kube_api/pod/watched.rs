@@ -16,7 +16,7 @@ use kube::Resource;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 
-use crate::hardware::device::NodeName;
+use crate::hardware::ids::NodeName;
 use crate::hardware::units::HostAmount;
 use crate::kube_api::pod::host::host_offer;
 use crate::kube_api::pod::pod_fields::{Metadata, Spec, Status};

@@ -10,7 +10,8 @@ use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
-use crate::hardware::device::{DeviceId, MAX_DEVICE_MEMORY, MAX_UNITS, MigProfile, NodeName};
+use crate::hardware::device::MAX_UNITS;
+use crate::hardware::ids::{DeviceId, MAX_DEVICE_MEMORY, MigProfile, NodeName};
 use crate::hardware::pool::ConfiguredIsolation;
 use crate::hardware::spots::Spot;
 use crate::hardware::units::{Demand, MemMib, Share};

@@ -4,7 +4,7 @@
 //! its value, what is allowed and the fix. kube-scheduler gets [`RequestError::reason`] instead, in
 //! which no value appears: it retries a pod at full speed when the reason changes.
 
-use crate::hardware::device::MAX_DEVICE_MEMORY;
+use crate::hardware::ids::MAX_DEVICE_MEMORY;
 use crate::hardware::units::{MemMib, Share};
 use crate::model::request::MAX_DEVICES_PER_POD;
 

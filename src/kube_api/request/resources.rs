@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
-use crate::hardware::device::MigProfile;
+use crate::hardware::ids::MigProfile;
 use crate::kube_api::request::quantity::parse_count;
 use crate::kube_api::request::request_error::{RequestError, shown};
 use crate::model::charge::{Charge, Prices};

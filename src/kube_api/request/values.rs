@@ -2,7 +2,8 @@
 
 use std::num::NonZeroU32;
 
-use crate::hardware::device::{MAX_DEVICE_MEMORY, ModelFilter};
+use crate::hardware::device::ModelFilter;
+use crate::hardware::ids::MAX_DEVICE_MEMORY;
 use crate::hardware::units::{MemMib, Share};
 use crate::kube_api::request::quantity::{parse_fraction, parse_memory_with_unit, parse_whole};
 use crate::kube_api::request::request_error::{MAX_MODEL_FILTER, MAX_MODELS, RequestError, shown};

@@ -4,7 +4,7 @@ use k8s_openapi::api::policy::v1::Eviction;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions};
 use kube::api::PostParams;
 
-use crate::hardware::device::PodUid;
+use crate::hardware::ids::PodUid;
 use crate::kube_api::write::outcome::Cause;
 use crate::kube_api::write::target::PodKey;
 use crate::kube_api::write::writer::{ApiWriter, is_definite, pods};

@@ -9,7 +9,7 @@ use std::fmt;
 
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::hardware::device::{NodeName, PodUid};
+use crate::hardware::ids::{NodeName, PodUid};
 use crate::kube_api::containers::mps::ClientLimits;
 use crate::kube_api::pod::seen_pod::{MAX_ANNOTATION_BYTES, SeenPod};
 use crate::kube_api::request::placement::{PlacementError, encode};
@@ -213,7 +213,7 @@ fn checked_name(kind: &'static str, name: &str) -> Result<String, TargetError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::device::DeviceId;
+    use crate::hardware::ids::DeviceId;
     use crate::hardware::pool::ConfiguredIsolation;
     use crate::hardware::units::{Demand, MemMib, Share};
     use crate::model::reservation::PlacedDevice;

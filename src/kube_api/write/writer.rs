@@ -17,7 +17,7 @@ use kube::api::{GetParams, Patch, PatchParams, PostParams};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::hardware::device::PodUid;
+use crate::hardware::ids::PodUid;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::request::placement::{FENCE, FenceWriter, HOLD};
 use crate::kube_api::write::outcome::{BindOutcome, Cause, Fenced, PatchOutcome, Settled};

@@ -12,7 +12,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::lp::{Limit, LinearProgram, LpError};
-use gpupack::hardware::device::{ModelFilter, ModelName};
+use gpupack::hardware::device::ModelFilter;
+use gpupack::hardware::ids::ModelName;
 use gpupack::sim::trace::read::{TraceNode, TracePod};
 
 /// Fractions are rounded down to this grid, in thousandths of a GPU.

@@ -8,13 +8,14 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
 use crate::bursts::world::{Burst, Comer, HOUR, Habits, Kind, Ms, SECOND, World};
-use gpupack::hardware::device::{DeviceId, PodUid};
+use gpupack::hardware::ids::{DeviceId, PodUid};
 use gpupack::hardware::pool::{PoolRule, PoolRules, Replicas};
+use gpupack::hardware::seen::ProcessUse;
 use gpupack::hardware::units::{HostAmount, MemMib, Timestamp};
 use gpupack::ledger::change::facts::{MoveFact, PodFact};
 use gpupack::ledger::change::reports::{NodeReport, ReportRefusal};
 use gpupack::ledger::nodes::state::Ledger;
-use gpupack::model::device_state::{CLEAN_REPORTS_TO_FREE, ProcessUse};
+use gpupack::model::device_state::CLEAN_REPORTS_TO_FREE;
 use gpupack::model::reservation::{Guest, Move, Placement, PodRef, Tenure};
 use gpupack::sim::run::cluster::{add_node, pool_of, untimed_ledger};
 use gpupack::sim::trace::read::TraceNode;

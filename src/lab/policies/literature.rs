@@ -140,10 +140,9 @@ mod tests {
     use std::num::NonZeroU32;
 
     use super::*;
-    use gpupack::hardware::device::{
-        Device, DeviceId, DeviceIndex, DeviceKind, Health, ModelName, NodeName, PodUid, PoolName,
-    };
+    use gpupack::hardware::device::{Device, DeviceIndex, DeviceKind, Health};
     use gpupack::hardware::device_class::DeviceClasses;
+    use gpupack::hardware::ids::{DeviceId, ModelName, NodeName, PodUid, PoolName};
     use gpupack::hardware::inventory::NodeInventory;
     use gpupack::hardware::pool::ConfiguredIsolation;
     use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Timestamp};

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use dashmap::Entry;
 
-use crate::hardware::device::{DeviceId, DeviceKind, NodeName, PodUid};
+use crate::hardware::device::DeviceKind;
+use crate::hardware::ids::{DeviceId, NodeName, PodUid};
 use crate::hardware::units::{Demand, MemMib, Timestamp};
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;

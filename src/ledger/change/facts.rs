@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use dashmap::Entry;
 
-use crate::hardware::device::{NodeName, PodUid, PoolName};
+use crate::hardware::ids::{NodeName, PodUid, PoolName};
 use crate::hardware::pool::{Borrow, PoolRule};
 use crate::hardware::units::{HostAmount, MemMib, Timestamp};
 use crate::ledger::change::commits::is_assumed;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::hardware::device::{DeviceId, NodeName};
+use crate::hardware::ids::{DeviceId, NodeName};
 use crate::hardware::units::Timestamp;
 use crate::ledger::nodes::state::Ledger;
 use crate::model::reservation::{PodRef, Reservation, ReservationState};

@@ -1,6 +1,6 @@
 //! How the devices of each pool are shared: the operator's rules, and the nodes that they change.
 
-use crate::hardware::device::PoolName;
+use crate::hardware::ids::PoolName;
 use crate::hardware::pool::PoolRules;
 use crate::ledger::nodes::state::Ledger;
 use crate::scoring::guests;

@@ -9,14 +9,15 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
-use crate::hardware::device::{DeviceId, InventoryError, NodeName, PodUid};
+use crate::hardware::device::InventoryError;
 use crate::hardware::device_class::ClassId;
+use crate::hardware::ids::{DeviceId, NodeName, PodUid};
 use crate::hardware::inventory::NodeInventory;
+use crate::hardware::seen::DeviceUse;
 use crate::hardware::units::Timestamp;
 use crate::ledger::nodes::changes::Session;
 use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::state::{ClusterModel, Ledger};
-use crate::model::device_state::DeviceUse;
 use crate::model::event::{LedgerEvent, StateBefore};
 use crate::model::node_state::{NodeReporting, NodeState};
 use crate::model::reservation::Reservation;

@@ -294,7 +294,7 @@ const _: () = assert!(size_of::<(u64, Kept)>() <= 48);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::device::NodeName;
+    use crate::hardware::ids::NodeName;
     use crate::hardware::units::{MemMib, MilliCpu};
     use crate::ledger::nodes::node_entry::NodeEntry;
     use crate::model::node_state::NodeState;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use crate::hardware::device::PodUid;
+use crate::hardware::ids::PodUid;
 
 /// Changes that are remembered: at 4 bytes each 256 KiB.
 const REMEMBERED: usize = 65_536;

@@ -7,7 +7,7 @@
 
 use fixedbitset::FixedBitSet;
 
-use crate::hardware::device::NodeName;
+use crate::hardware::ids::NodeName;
 use crate::ledger::nodes::answer_cache::Refused;
 use crate::ledger::nodes::ranking::Candidate;
 use crate::ledger::nodes::table::index;

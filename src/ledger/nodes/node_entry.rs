@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::hardware::device::NodeName;
+use crate::hardware::ids::NodeName;
 use crate::ledger::nodes::changes::{Changes, Session};
 use crate::model::node_state::NodeState;
 use crate::scoring::context::KeptNodeWaste;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::hardware::device::{ModelName, PoolName};
+use crate::hardware::ids::{ModelName, PoolName};
 use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::model::node_state::NodeState;
 use crate::scoring::efficiency::Figures;

@@ -148,8 +148,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::hardware::device::ModelName;
     use crate::hardware::device_class::{ClassKind, DeviceClass, DeviceClasses};
+    use crate::hardware::ids::ModelName;
     use crate::hardware::topology::Proximity;
     use crate::hardware::units::{MemMib, Share};
     use crate::scoring::cost::Cost;

@@ -21,8 +21,8 @@ use dashmap::{DashMap, Entry};
 use fixedbitset::FixedBitSet;
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use crate::hardware::device::{DeviceId, NodeName, PodUid};
 use crate::hardware::device_class::DeviceClasses;
+use crate::hardware::ids::{DeviceId, NodeName, PodUid};
 use crate::hardware::pool::PoolRules;
 use crate::hardware::spots::DividedGpu;
 use crate::hardware::units::MemMib;

@@ -229,7 +229,7 @@ pub(crate) fn index(at: u32) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::device::NodeName;
+    use crate::hardware::ids::NodeName;
     use crate::hardware::units::MemMib;
     use crate::model::node_state::NodeState;
 

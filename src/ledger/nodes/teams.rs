@@ -11,7 +11,8 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
-use crate::hardware::device::{Device, DeviceKind, ModelFilter, PodUid};
+use crate::hardware::device::{Device, DeviceKind, ModelFilter};
+use crate::hardware::ids::PodUid;
 use crate::hardware::units::Share;
 use crate::model::charge::{Prices, of_instance};
 use crate::model::node_state::NodeState;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::hardware::device::{NodeName, PodUid};
+use crate::hardware::ids::{NodeName, PodUid};
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::{Answer, PlacementRequest, evaluate};
 use crate::ledger::query::team_limit::Owner;

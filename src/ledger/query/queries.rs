@@ -13,8 +13,8 @@ use std::time::Duration;
 use dashmap::Entry;
 use fixedbitset::FixedBitSet;
 
-use crate::hardware::device::{NodeName, PodUid};
 use crate::hardware::device_class::DeviceClasses;
+use crate::hardware::ids::{NodeName, PodUid};
 use crate::hardware::spots::Spot;
 use crate::hardware::units::{HostAmount, Timestamp};
 use crate::ledger::nodes::answer_cache::{Kept, Shape, ShapeTable};

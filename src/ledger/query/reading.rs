@@ -7,7 +7,8 @@ use std::sync::atomic::Ordering;
 use dashmap::Entry;
 use dashmap::mapref::multiple::RefMulti;
 
-use crate::hardware::device::{DeviceId, DeviceKind, MigProfile, NodeName, PodUid};
+use crate::hardware::device::DeviceKind;
+use crate::hardware::ids::{DeviceId, MigProfile, NodeName, PodUid};
 use crate::hardware::units::{MemMib, Share, Timestamp};
 use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::per_node::{Gauge, PerNode};

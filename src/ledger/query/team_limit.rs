@@ -4,7 +4,7 @@
 //! larger on a smaller GPU, so each node is looked at as *bind* does. Only pods of teams that have
 //! nearly all they may have are looked at.
 
-use crate::hardware::device::PodUid;
+use crate::hardware::ids::PodUid;
 use crate::ledger::nodes::state::{ClusterModel, Ledger};
 use crate::ledger::query::queries::{Answer, PlacementRequest};
 use crate::model::device_state::HoldRule;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::hardware::device::NodeName;
+use crate::hardware::ids::NodeName;
 use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::own_room::OwnRoom;

@@ -1,6 +1,6 @@
 //! Pods that the version before was moving to other MIG instances. Kept for this version alone.
 
-use crate::hardware::device::PodUid;
+use crate::hardware::ids::PodUid;
 use crate::ledger::nodes::state::Ledger;
 use crate::model::reservation::{Departure, Reservation, ReservationState};
 

@@ -6,7 +6,8 @@
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
-use crate::hardware::device::{DeviceKind, PodUid, Slot};
+use crate::hardware::device::{DeviceKind, Slot};
+use crate::hardware::ids::PodUid;
 use crate::hardware::spots::{Makeable, Spot};
 use crate::hardware::units::{HostAmount, Share};
 use crate::model::device_state::{DeviceState, HoldRule, Origin};

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::hardware::device::{DeviceId, NodeName, PodUid};
+use crate::hardware::ids::{DeviceId, NodeName, PodUid};
 use crate::hardware::units::{Share, Timestamp};
 use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::state::Ledger;

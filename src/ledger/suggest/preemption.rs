@@ -4,8 +4,8 @@ use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::hardware::device::{NodeName, PodUid, PoolName};
 use crate::hardware::device_class::DeviceClasses;
+use crate::hardware::ids::{NodeName, PodUid, PoolName};
 use crate::hardware::units::{Demand, Share};
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::hardware::device::{NodeName, PodUid};
+use crate::hardware::ids::{NodeName, PodUid};
 use crate::hardware::units::{HostAmount, Timestamp};
 use crate::ledger::suggest::preemption::PlannedVictims;
 use crate::model::reservation::PodRef;

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use fixedbitset::FixedBitSet;
 
-use crate::hardware::device::{NodeName, PodUid};
 use crate::hardware::device_class::DeviceClasses;
+use crate::hardware::ids::{NodeName, PodUid};
 use crate::hardware::units::{Demand, MemMib, Share};
 use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::state::Ledger;

@@ -1,6 +1,6 @@
 //! Requeues of waiting pods: the stage of each, and how it ended.
 
-use crate::hardware::device::PodUid;
+use crate::hardware::ids::PodUid;
 use crate::hardware::units::Timestamp;
 use crate::ledger::suggest::requeue::{Arrival, Candidate, Group};
 use crate::ledger::suggest::waiting::{

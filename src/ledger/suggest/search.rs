@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use parking_lot::MutexGuard;
 
-use crate::hardware::device::NodeName;
 use crate::hardware::device_class::DeviceClasses;
+use crate::hardware::ids::NodeName;
 use crate::hardware::spots::Spot;
 use crate::hardware::units::MemMib;
 use crate::ledger::nodes::node_entry::NodeEntry;

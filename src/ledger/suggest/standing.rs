@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::hardware::device::{DeviceId, MigProfile, NodeName, PodUid, PoolName};
+use crate::hardware::ids::{DeviceId, MigProfile, NodeName, PodUid, PoolName};
 use crate::hardware::spots::Makeable;
 use crate::hardware::units::{HostAmount, Share};
 use crate::ledger::nodes::state::Ledger;

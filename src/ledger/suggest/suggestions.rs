@@ -7,8 +7,9 @@
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 
-use crate::hardware::device::{Health, MigProfile, ModelFilter, NodeName};
+use crate::hardware::device::{Health, ModelFilter};
 use crate::hardware::device_class::ClassKind;
+use crate::hardware::ids::{MigProfile, NodeName};
 use crate::hardware::spots::Spot;
 use crate::hardware::units::{MemMib, MilliCpu, Share};
 use crate::ledger::nodes::state::Ledger;
@@ -314,7 +315,7 @@ fn would_serve(node: &NodeState, compiled: &CompiledRequest, health: Health) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::device::PoolName;
+    use crate::hardware::ids::PoolName;
     use crate::hardware::units::HostAmount;
     use crate::ledger::fixture::{hello, say, settings, share_query};
 

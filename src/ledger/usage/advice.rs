@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::hardware::device::PoolName;
+use crate::hardware::ids::PoolName;
 use crate::hardware::pool::Borrow;
 use crate::hardware::units::{MemMib, Share, Timestamp};
 use crate::ledger::nodes::node_entry::NodeEntry;

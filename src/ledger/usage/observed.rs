@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::hardware::device::{DeviceId, PodUid};
+use crate::hardware::ids::{DeviceId, PodUid};
+use crate::hardware::seen::DeviceUse;
 use crate::hardware::units::{MemMib, Timestamp};
 use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::state::Ledger;
-use crate::model::device_state::{DeviceUse, Verification};
+use crate::model::device_state::Verification;
 use crate::model::event::LedgerEvent;
 use crate::model::isolation::{DriverLimits, Mode, Rules};
 use crate::model::node_state::NodeState;

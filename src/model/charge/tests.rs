@@ -1,8 +1,9 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::hardware::device::{ModelFilter, ModelName};
+use crate::hardware::device::ModelFilter;
 use crate::hardware::device_class::{ClassKind, DeviceClass};
+use crate::hardware::ids::ModelName;
 
 fn share(millionths: u64) -> Share {
     Share::from_millionths(millionths)

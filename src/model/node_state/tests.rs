@@ -1,12 +1,13 @@
 //! What facts from outside may do to a node's state, and what they may not.
 
 use super::*;
-use crate::hardware::device::{Device, DeviceId, DeviceIndex, DeviceKind, Health, ModelName};
+use crate::hardware::device::{Device, DeviceIndex, DeviceKind, Health};
 use crate::hardware::device_class::DeviceClasses;
+use crate::hardware::ids::{DeviceId, ModelName};
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::pool::ConfiguredIsolation;
+use crate::hardware::seen::ProcessUse;
 use crate::hardware::units::{Demand, MilliCpu, Share};
-use crate::model::device_state::ProcessUse;
 use crate::model::reservation::{Departure, OtherPod, PlacedDevice, Placement, PodRef, Tenure};
 
 /// A node with two GPUs, `A` and `B`, of 1000 MiB, whose agent has reported.

@@ -1,5 +1,6 @@
 use super::*;
-use crate::hardware::device::{Health, PodUid};
+use crate::hardware::device::Health;
+use crate::hardware::ids::PodUid;
 
 fn check(body: &str, part: &str) {
     let error = Report::from_json(body.as_bytes()).unwrap_err();

@@ -1,6 +1,6 @@
 use super::*;
-use crate::hardware::device::PodUid;
 use crate::hardware::device_class::DeviceClasses;
+use crate::hardware::ids::PodUid;
 use crate::hardware::units::{HostAmount, MemMib, Share, Timestamp};
 use crate::ledger::change::facts::PodFact;
 use crate::ledger::fixture::{bound, ledger, node};

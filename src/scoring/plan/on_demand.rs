@@ -4,16 +4,17 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::hardware::device::{
-    Device, DeviceDetails, DeviceId, DeviceIndex, DeviceKind, Health, MakeableProfile, MigProfile,
-    ModelName, NodeName, PoolName, Slot,
+    Device, DeviceDetails, DeviceIndex, DeviceKind, Health, MakeableProfile, Slot,
 };
 use crate::hardware::device_class::DeviceClasses;
+use crate::hardware::ids::{DeviceId, MigProfile, ModelName, NodeName, PoolName};
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::pool::{MigUse, PoolRule};
+use crate::hardware::seen::DeviceUse;
 use crate::hardware::spots::DividedGpu;
 use crate::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
 use crate::ledger::suggest::displacement::{Clearing, clearings};
-use crate::model::device_state::{DeviceUse, Origin};
+use crate::model::device_state::Origin;
 use crate::model::event::{LedgerEvent, StateBefore};
 use crate::model::node_state::InstanceOrders;
 use crate::model::policy::Policy;

@@ -175,7 +175,7 @@ fn an_untrusted_node_gets_no_gpu_pod() {
     assert_eq!(found(&node), Err(Rejection::NotReporting));
     node.lose_node();
     assert_eq!(found(&node), Err(Rejection::NodeGone));
-    let fresh = NodeState::new(crate::hardware::device::NodeName::new("m"), MemMib::ZERO);
+    let fresh = NodeState::new(crate::hardware::ids::NodeName::new("m"), MemMib::ZERO);
     assert_eq!(found(&fresh), Err(Rejection::NeverReported));
 }
 
@@ -330,7 +330,7 @@ fn with_protected_tenant() -> (NodeState, crate::hardware::device_class::DeviceC
 
 #[test]
 fn no_unisolated_pod_joins_a_tenant_that_requires_isolation() {
-    use crate::hardware::device::DeviceId;
+    use crate::hardware::ids::DeviceId;
     use crate::model::device_state::Verification;
     let answer = |node: &NodeState, classes: &_, request_text: &str| {
         let compiled = fixture::compiled_request(request_text, classes);
@@ -359,8 +359,8 @@ fn no_unisolated_pod_joins_a_tenant_that_requires_isolation() {
 
 #[test]
 fn use_without_a_reservation_has_no_limit() {
-    use crate::hardware::device::DeviceId;
-    use crate::model::device_state::DeviceUse;
+    use crate::hardware::ids::DeviceId;
+    use crate::hardware::seen::DeviceUse;
     let (mut node, classes) = with_protected_tenant();
     let seen = |used: u64| DeviceUse {
         used: Some(MemMib::new(used)),

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::hardware::device::DeviceId;
+use crate::hardware::ids::DeviceId;
 use crate::model::reservation::PlacedDevice;
 use crate::scoring::fixture::{compiled_request, node, tenant};
 

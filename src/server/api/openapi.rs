@@ -1,5 +1,5 @@
 //! The OpenAPI document of `/v1`, made from the handlers and the types of [`crate::api`] and
-//! [`crate::report::wire`].
+//! [`crate::report::bodies`].
 
 use utoipa::openapi::{Content, Ref, ResponseBuilder};
 use utoipa::{Modify, OpenApi};

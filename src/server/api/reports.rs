@@ -9,7 +9,7 @@ use crate::api::error::{Error, ErrorReason};
 use crate::api::kind::{ApiVersion, ReplyKind};
 use crate::control::shared::app::App;
 use crate::control::shared::log_limit::LogLimit;
-use crate::hardware::device::{DeviceId, PodUid};
+use crate::hardware::ids::{DeviceId, PodUid};
 use crate::hardware::spots::Spot;
 use crate::hardware::units::{MemMib, Timestamp};
 use crate::ledger::change::reports::ReportRefusal;
@@ -18,11 +18,11 @@ use crate::metrics::labels::ReportResult;
 use crate::model::isolation::Rules;
 use crate::model::node_state::InstanceOrders;
 use crate::protocol::messages::to_json;
-use crate::report::bounds::MAX_MIG_PROMISES;
-use crate::report::wire::{
+use crate::report::bodies::{
     Allocation, GpuLimits, LimitOrders, MakeInstance, MigOrders, MigPromise, Outcome, PodLimit,
     Reply, Report,
 };
+use crate::report::limits::MAX_MIG_PROMISES;
 use crate::scoring::lent_memory::OrderedLimits;
 use crate::usage::node_details::DetailsReport;
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::control::shared::app::App;
-use crate::hardware::device::{MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE, PodUid};
+use crate::hardware::ids::{MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE, PodUid};
 use crate::hardware::units::{MemMib, Share};
 use crate::ledger::query::reading::Readiness;
 use crate::server::history::series::{Moments, Prometheus, SeriesValues, read};

@@ -155,11 +155,11 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::hardware::device::{DeviceId, PodUid};
     use crate::hardware::device_class::DeviceClasses;
+    use crate::hardware::ids::{DeviceId, PodUid};
     use crate::hardware::pool::{Borrow, PoolRule};
+    use crate::hardware::seen::{DeviceUse, ProcessUse};
     use crate::hardware::units::{Demand, Timestamp};
-    use crate::model::device_state::{DeviceUse, ProcessUse};
     use crate::model::request::{Amount, GpuRequest, Limit, Movable};
     use crate::model::reservation::{PlacedDevice, Reservation};
     use crate::scoring::fixture::{node_of, tenant};

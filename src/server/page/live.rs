@@ -16,7 +16,7 @@ use crate::api::kind::{ApiVersion, SummaryDeltaKind, SummaryKind};
 use crate::api::page::{Figures, GpuCell, NodeCell, Summary, SummaryDelta, TenantCell};
 use crate::clock::Clock;
 use crate::control::shared::app::App;
-use crate::hardware::device::NodeName;
+use crate::hardware::ids::NodeName;
 use crate::hardware::units::Timestamp;
 use crate::model::node_state::NodeState;
 use crate::protocol::messages::to_json;

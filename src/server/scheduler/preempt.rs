@@ -15,7 +15,7 @@ use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
 use crate::control::shared::app::App;
-use crate::hardware::device::{NodeName, PodUid};
+use crate::hardware::ids::{NodeName, PodUid};
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::request::bounded::Bounded;
 use crate::kube_api::request::room_note::MOST_VICTIMS as MOST_VICTIMS_KEPT;
@@ -23,11 +23,12 @@ use crate::ledger::nodes::teams::TeamPod;
 use crate::ledger::query::reading::Readiness;
 use crate::ledger::suggest::preemption::PlannedVictims;
 use crate::metrics::labels::Outcome;
+use crate::metrics::labels::VerbAnswer;
 use crate::model::reservation::Tenure;
 use crate::model::workload::Protection;
 use crate::mutation::{Mutation, mutated};
 use crate::protocol::bounds::{LONGEST_OBJECT, MOST_NODES, ProtocolError};
-use crate::protocol::messages::{VerbAnswer, to_json, utf8};
+use crate::protocol::messages::{to_json, utf8};
 use crate::protocol::wire::{check_depth, fields, part};
 
 /// Most victims on one node: more pods than kubelet runs.

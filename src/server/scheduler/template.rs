@@ -5,10 +5,9 @@
 
 use crate::config::file::Config;
 use crate::control::shared::app::App;
-use crate::hardware::device::{
-    Device, DeviceId, DeviceIndex, DeviceKind, Health, NodeName, PoolName,
-};
+use crate::hardware::device::{Device, DeviceIndex, DeviceKind, Health};
 use crate::hardware::device_class::DeviceClasses;
+use crate::hardware::ids::{DeviceId, NodeName, PoolName};
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::units::{MemMib, Timestamp};
 use crate::kube_api::pod::host::host_offer;

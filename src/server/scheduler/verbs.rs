@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::control::shared::app::App;
-use crate::hardware::device::{NodeName, PodUid};
+use crate::hardware::ids::{NodeName, PodUid};
 use crate::hardware::units::Timestamp;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::events::NoticeReason;
@@ -21,12 +21,12 @@ use crate::ledger::query::reading::Readiness;
 use crate::ledger::query::team_limit::Owner;
 use crate::ledger::suggest::preemptors::HostRefused;
 use crate::metrics::labels::Outcome;
+use crate::metrics::labels::VerbAnswer;
 use crate::model::rejection::Rejection;
 use crate::mutation::{Mutation, mutated};
 use crate::protocol::bounds::ProtocolError;
 use crate::protocol::messages::{
-    ExtenderArgs, ExtenderFilterResult, HostPriority, NodesArg, Passed, VerbAnswer,
-    host_priorities_json,
+    ExtenderArgs, ExtenderFilterResult, HostPriority, NodesArg, Passed, host_priorities_json,
 };
 use crate::protocol::names::Names;
 use crate::scoring::cost::Cost;

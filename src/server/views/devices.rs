@@ -6,7 +6,8 @@ use crate::api::state::{
     MigPlacement, Neighbor, PlaceableProfile, PodState, Slots, Tenant, TenantIsolation,
 };
 use crate::control::pods::memory_guard::over_limit_pods;
-use crate::hardware::device::{DeviceId, DeviceKind, Health};
+use crate::hardware::device::{DeviceKind, Health};
+use crate::hardware::ids::DeviceId;
 use crate::hardware::pool::{ConfiguredIsolation, InstanceUse};
 use crate::hardware::units::{Demand, MemMib};
 use crate::model::device_state::{DeviceState, Origin, Verification};

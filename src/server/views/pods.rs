@@ -2,7 +2,8 @@
 
 use crate::api::state::{HostAmount, IsolationMode, Pod, PodRequest, PodState, RequestedIsolation};
 use crate::control::shared::app::App;
-use crate::hardware::device::{DeviceId, DeviceKind, PodUid};
+use crate::hardware::device::DeviceKind;
+use crate::hardware::ids::{DeviceId, PodUid};
 use crate::hardware::pool::ConfiguredIsolation;
 use crate::hardware::units;
 use crate::hardware::units::{MemMib, Share};

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use crate::hardware::device::MigProfile;
+use crate::hardware::ids::MigProfile;
 use crate::hardware::pool::{ConfiguredIsolation, PoolRule};
 use crate::hardware::units::{Demand, HostAmount, MemMib};
 use crate::model::request::{Amount, GpuRequest};

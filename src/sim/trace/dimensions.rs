@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::hardware::device::{MAX_DEVICES_PER_NODE, MigProfile};
+use crate::hardware::ids::{MAX_DEVICES_PER_NODE, MigProfile};
 use crate::hardware::pool::{ConfiguredIsolation, Enforcement, InstanceUse, PoolRule, Replicas};
 use crate::hardware::units::{Demand, MemMib, Share};
 use crate::model::policy::Policy;

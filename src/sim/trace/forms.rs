@@ -7,7 +7,7 @@ use std::str::FromStr;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serializer};
 
-use crate::hardware::device::{MAX_DEVICE_MEMORY, MigProfile};
+use crate::hardware::ids::{MAX_DEVICE_MEMORY, MigProfile};
 use crate::hardware::pool::{ConfiguredIsolation, Enforcement, InstanceUse, Replicas};
 use crate::hardware::units::{MemMib, Share};
 use crate::model::policy::Policy;

@@ -1,8 +1,7 @@
 //! What a row of a trace means in the terms of the ledger: the devices of a node.
 
-use crate::hardware::device::{
-    Device, DeviceId, DeviceIndex, DeviceKind, Health, InventoryError, MigProfile, ModelName,
-};
+use crate::hardware::device::{Device, DeviceIndex, DeviceKind, Health, InventoryError};
+use crate::hardware::ids::{DeviceId, MigProfile, ModelName};
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::mig::Geometry;
 use crate::hardware::units::MemMib;

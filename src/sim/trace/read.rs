@@ -16,10 +16,9 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::hardware::device::{
-    DeviceId, InventoryError, MAX_DEVICES_PER_NODE, ModelFilter, ModelName,
-};
+use crate::hardware::device::{InventoryError, ModelFilter};
 use crate::hardware::device_class::DeviceClass;
+use crate::hardware::ids::{DeviceId, MAX_DEVICES_PER_NODE, ModelName};
 use crate::hardware::pool::PoolRule;
 use crate::hardware::units::{MemMib, Share};
 use crate::model::request::{Amount, GpuRequest, Limit};

@@ -1,12 +1,12 @@
 use super::*;
-use crate::hardware::device::{MigProfile, PoolName};
+use crate::hardware::ids::{MigProfile, PoolName};
 use crate::hardware::pool::{Borrow, PoolRule, PoolRules};
+use crate::hardware::seen::ProcessUse;
 use crate::hardware::spots::Spot;
 use crate::ledger::change::facts::PodFact;
 use crate::ledger::fixture::{bound, ledger, seconds, uid, uses};
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::usage::advice::{Bursts, PoolAdvice, by_pool};
-use crate::model::device_state::ProcessUse;
 use crate::model::isolation::{DriverLimits, Rules};
 use crate::model::request::{Limit, Movable};
 use crate::usage::node_details::DetailsReport;

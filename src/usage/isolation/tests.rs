@@ -2,16 +2,18 @@ use std::sync::Arc;
 
 use super::*;
 use crate::api::condition::MpsState;
-use crate::hardware::device::{Device, DeviceDetails, MigProfile, PoolName};
+use crate::hardware::device::{Device, DeviceDetails};
+use crate::hardware::ids::{MigProfile, PoolName};
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::pool::{Borrow, Enforcement, PoolRule, PoolRules};
+use crate::hardware::seen::{Condition, Driver};
 use crate::ledger::change::facts::PodFact;
 use crate::ledger::change::reports::NodeReport;
 use crate::ledger::fixture::{bound, hello, inventory, ledger, node, say, seconds, uid, uses};
 use crate::ledger::nodes::state::Ledger;
 use crate::model::isolation::Rules;
 use crate::model::request::{GpuRequest, Limit, Movable};
-use crate::usage::node_details::{Condition, DetailsReport, Driver};
+use crate::usage::node_details::DetailsReport;
 
 /// The node with one GPU of 1000 MiB: `p` has half of it, and reports may say more of it.
 fn tenanted(share: u64) -> Ledger {

@@ -1,10 +1,10 @@
 use super::*;
-use crate::hardware::device::PoolName;
+use crate::hardware::ids::PoolName;
 use crate::hardware::pool::{PoolRule, PoolRules};
+use crate::hardware::seen::ProcessUse;
 use crate::ledger::change::facts::PodFact;
 use crate::ledger::fixture::{bound, hello, ledger, report, say, seconds, uid};
 use crate::ledger::nodes::state::Ledger;
-use crate::model::device_state::ProcessUse;
 use crate::model::isolation::DriverLimits;
 use crate::model::request::{Limit, Movable};
 use crate::model::reservation::Guest;

@@ -7,8 +7,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::hardware::device::{MigProfile, ModelName};
 use crate::hardware::device_class::{ClassKind, DeviceClass};
+use crate::hardware::ids::{MigProfile, ModelName};
 use crate::hardware::layouts::{LayoutId, Start};
 use crate::hardware::mig::{Geometry, Profile};
 use crate::hardware::spots::DividedGpu;

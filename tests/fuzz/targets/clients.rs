@@ -1,9 +1,9 @@
 use std::time::Duration;
 
-use gpupack::hardware::device::{NodeName, PoolName};
+use gpupack::hardware::ids::{NodeName, PoolName};
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Timestamp};
 use gpupack::ledger::nodes::state::{Ledger, Settings};
-use gpupack::report::wire::Report;
+use gpupack::report::bodies::Report;
 use serde_json::json;
 
 /// A report: what is read is written and read alike. The ledger takes it once, its sums stay right, and another

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use gpupack::config::file::Config;
-use gpupack::hardware::device::NodeName;
+use gpupack::hardware::ids::NodeName;
 use gpupack::kube_api::admission::rules::Admission;
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watched::watched_pod;

@@ -8,7 +8,7 @@ use gpupack::agent::processes::pods::PodsByProcess;
 use gpupack::api::condition::DeviceFault;
 use gpupack::api::kind::{ApiVersion, ReportKind};
 use gpupack::hardware::units::Timestamp;
-use gpupack::report::wire::Report;
+use gpupack::report::bodies::Report;
 use serde_json::{Value, json};
 
 /// The pod of every process that [`Bed::process`] adds.

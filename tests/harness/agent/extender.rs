@@ -10,7 +10,7 @@ use gpupack::cli::serve::extender::settings;
 use gpupack::clock::Clock;
 use gpupack::config::file::Config;
 use gpupack::control::shared::app::App;
-use gpupack::hardware::device::{DeviceId, NodeName, PodUid, PoolName};
+use gpupack::hardware::ids::{DeviceId, NodeName, PodUid, PoolName};
 use gpupack::hardware::pool::ConfiguredIsolation;
 use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share};
 use gpupack::ledger::change::facts::{MoveFact, PodFact};

@@ -11,7 +11,7 @@ use axum::{Json, Router};
 use gpupack::api::kind::{ApiVersion, ReplyKind};
 use gpupack::api::state::DeviceKind;
 use gpupack::clock::Clock;
-use gpupack::report::wire::{
+use gpupack::report::bodies::{
     DeviceReport, MakeInstance, MigFailure, MigOrders, MigPromise, MigPromises, Outcome, Reply,
     Report,
 };

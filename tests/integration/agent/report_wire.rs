@@ -2,9 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use gpupack::hardware::device::{DeviceId, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE};
-use gpupack::report::bounds::MAX_PROCESSES_PER_DEVICE;
-use gpupack::report::wire::Report;
+use gpupack::hardware::ids::{DeviceId, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE};
+use gpupack::report::bodies::Report;
+use gpupack::report::limits::MAX_PROCESSES_PER_DEVICE;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 

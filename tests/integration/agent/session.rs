@@ -23,8 +23,10 @@ use gpupack::agent::simulated::fleet::Fleet;
 use gpupack::api::error::{Error, ErrorReason};
 use gpupack::api::kind::{ApiVersion, ReplyKind};
 use gpupack::clock::Clock;
-use gpupack::report::checked::CheckedReport;
-use gpupack::report::wire::{AllocatedDevice, Allocation, AllocationState, Outcome, Reply, Report};
+use gpupack::report::bodies::{
+    AllocatedDevice, Allocation, AllocationState, Outcome, Reply, Report,
+};
+use gpupack::server::reports::checked::CheckedReport;
 use tokio::runtime::Runtime;
 
 /// What the fake extender knows and how it replies.

@@ -11,7 +11,7 @@ use gpupack::clock::Clock;
 use gpupack::config::file::Config;
 use gpupack::control::bind::settle::settle_abandoned;
 use gpupack::control::shared::app::App;
-use gpupack::hardware::device::{NodeName, PodUid, PoolName};
+use gpupack::hardware::ids::{NodeName, PodUid, PoolName};
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu};
 use gpupack::kube_api::containers::mps::ClientLimits;
 use gpupack::kube_api::pod::seen_pod::SeenPod;

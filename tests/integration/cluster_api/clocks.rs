@@ -9,7 +9,7 @@ use gpupack::config::file::Config;
 use gpupack::control::loops;
 use gpupack::control::shared::app::App;
 use gpupack::control::shared::leader::Replica;
-use gpupack::hardware::device::{NodeName, PodUid, PoolName};
+use gpupack::hardware::ids::{NodeName, PodUid, PoolName};
 use gpupack::hardware::units::{HostAmount, Timestamp};
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::{PodWatch, Sink, WatchEvent};

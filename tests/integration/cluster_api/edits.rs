@@ -8,7 +8,7 @@ use gpupack::clock::Clock;
 use gpupack::config::file::Config;
 use gpupack::control::bind::edits;
 use gpupack::control::shared::other_fences::GONE_AFTER;
-use gpupack::hardware::device::{DeviceId, NodeName, PodUid};
+use gpupack::hardware::ids::{DeviceId, NodeName, PodUid};
 use gpupack::hardware::pool::ConfiguredIsolation;
 use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
 use gpupack::kube_api::pod::seen_pod::SeenPod;

@@ -1,6 +1,6 @@
 //! Evictions: requested once, and what each answer means.
 
-use gpupack::hardware::device::PodUid;
+use gpupack::hardware::ids::PodUid;
 use gpupack::kube_api::write::evict::{EvictOutcome, Run};
 use gpupack::kube_api::write::target::PodKey;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gpupack::config::file::Config;
 use gpupack::control::shared::passed::Verdict;
-use gpupack::hardware::device::PodUid;
+use gpupack::hardware::ids::PodUid;
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::Sink;
 use gpupack::ledger::suggest::waiting::Unbound;

@@ -9,7 +9,7 @@ use gpupack::config::file::Config;
 use gpupack::config::guard::GuardConfig;
 use gpupack::control::loops;
 use gpupack::control::shared::app::App;
-use gpupack::hardware::device::{NodeName, PodUid, PoolName};
+use gpupack::hardware::ids::{NodeName, PodUid, PoolName};
 use gpupack::hardware::pool::{Borrow, PoolRule, PoolRules};
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
 use gpupack::kube_api::pod::seen_pod::SeenPod;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use gpupack::control::pods::chargeback;
 use gpupack::control::shared::app::App;
 use gpupack::control::shared::passed::Verdict;
-use gpupack::hardware::device::PodUid;
+use gpupack::hardware::ids::PodUid;
 use gpupack::hardware::units::Timestamp;
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::{PodWatch, Sink, WatchEvent};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use gpupack::clock::Clock;
 use gpupack::config::file::Config;
 use gpupack::control::bind::edits::restore_edited;
-use gpupack::hardware::device::PodUid;
+use gpupack::hardware::ids::PodUid;
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::Sink;
 use gpupack::model::reservation::ReservationState;

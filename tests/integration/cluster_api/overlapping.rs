@@ -8,7 +8,7 @@ use gpupack::clock::Clock;
 use gpupack::config::file::Config;
 use gpupack::control::shared::app::App;
 use gpupack::control::shared::other_fences::GONE_AFTER;
-use gpupack::hardware::device::NodeName;
+use gpupack::hardware::ids::NodeName;
 use gpupack::hardware::units::Timestamp;
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::Sink;

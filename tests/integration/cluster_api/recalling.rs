@@ -8,7 +8,7 @@ use gpupack::config::file::Config;
 use gpupack::config::guard::PreemptionConfig;
 use gpupack::config::pods::quota::SharesConfig;
 use gpupack::control::room::standing::{StandingHolds, StandingRules};
-use gpupack::hardware::device::{DeviceId, NodeName, PodUid, PoolName};
+use gpupack::hardware::ids::{DeviceId, NodeName, PodUid, PoolName};
 use gpupack::hardware::pool::{Borrow, ConfiguredIsolation, PoolRule, PoolRules};
 use gpupack::hardware::units::{Demand, MemMib, Share};
 use gpupack::kube_api::pod::seen_pod::SeenPod;

@@ -11,7 +11,7 @@ use gpupack::control::loops;
 use gpupack::control::shared::app::App;
 use gpupack::control::shared::in_flight::{HeldPod, Message, NamedPod};
 use gpupack::control::shared::leader::Replica;
-use gpupack::hardware::device::{NodeName, PodUid, PoolName};
+use gpupack::hardware::ids::{NodeName, PodUid, PoolName};
 use gpupack::hardware::units::{HostAmount, MemMib, Timestamp};
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::{PodWatch, Sink, WatchEvent};

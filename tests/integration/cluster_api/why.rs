@@ -12,7 +12,7 @@ use gpupack::config::file::Config;
 use gpupack::config::guard::PreemptionConfig;
 use gpupack::control::pods::reasons;
 use gpupack::control::room::standing::{StandingHolds, StandingRules};
-use gpupack::hardware::device::{NodeName, PodUid};
+use gpupack::hardware::ids::{NodeName, PodUid};
 use gpupack::hardware::units::Share;
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::Sink;
@@ -319,7 +319,7 @@ async fn what_nodes_and_gpus_are_is_told_alike() {
     let ledger = &bed.extender.app.ledger;
     ledger.lose_node(&NodeName::new("n1"));
     let host = gpupack::hardware::units::HostAmount::ZERO;
-    let pool = gpupack::hardware::device::PoolName::new("");
+    let pool = gpupack::hardware::ids::PoolName::new("");
     ledger.see_node(&NodeName::new("n1"), host, pool);
     bed.told(&half()).await.agree(Obstacle::Agent, "GPU agent has not reported yet");
 }

@@ -11,7 +11,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use gpupack::clock::Clock;
-use gpupack::hardware::device::{DeviceId, NodeName, PodUid};
+use gpupack::hardware::ids::{DeviceId, NodeName, PodUid};
 use gpupack::hardware::pool::ConfiguredIsolation;
 use gpupack::hardware::units::{Demand, MemMib, Share, Timestamp};
 use gpupack::kube_api::connection::without_retries;

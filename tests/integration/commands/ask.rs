@@ -15,7 +15,7 @@ use gpupack::api::advice::Advice;
 use gpupack::api::commands::{DeviceList, NodeList, TenantList};
 use gpupack::api::explain::Explanation;
 use gpupack::api::waiting::WaitingPodList;
-use gpupack::hardware::device::{NodeName, PoolName};
+use gpupack::hardware::ids::{NodeName, PoolName};
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu};
 use serde_json::{Value, json};
 

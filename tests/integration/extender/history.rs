@@ -21,12 +21,14 @@ use gpupack::agent::gpu::probe::Sample;
 use gpupack::agent::node::metrics::AgentMetrics;
 use gpupack::api::condition::DeviceFault;
 use gpupack::clock::Clock;
-use gpupack::hardware::device::{DeviceId, NodeName};
+use gpupack::hardware::ids::{DeviceId, NodeName};
 use gpupack::hardware::pool::ConfiguredIsolation;
 use gpupack::hardware::units::{Demand, MemMib, Share};
 use gpupack::kube_api::request::placement::encode;
 use gpupack::model::reservation::{PlacedDevice, Placement};
-use gpupack::report::wire::{AllocatedDevice, Allocation, AllocationState, DeviceUse, ProcessUse};
+use gpupack::report::bodies::{
+    AllocatedDevice, Allocation, AllocationState, DeviceUse, ProcessUse,
+};
 use gpupack::server::api::background;
 use serde_json::{Value, json};
 use tokio::sync::watch;

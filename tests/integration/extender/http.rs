@@ -5,7 +5,7 @@ use crate::harness::extender::{Bed, data, hello, is_declared, pod, read};
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode};
 use gpupack::api::error::{Error, ErrorReason};
-use gpupack::hardware::device::{NodeName, PoolName};
+use gpupack::hardware::ids::{NodeName, PoolName};
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu};
 use gpupack::server::scheduler::verbs::{filter, prioritize};
 use http_body_util::BodyExt;

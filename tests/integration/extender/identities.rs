@@ -18,7 +18,7 @@ use gpupack::clock::Clock;
 use gpupack::kube_api::identity::front_proxy;
 use gpupack::kube_api::identity::people::People;
 use gpupack::kube_api::identity::token::AgentTokens;
-use gpupack::report::wire::Report;
+use gpupack::report::bodies::Report;
 use gpupack::server::api::agents::AgentAccess;
 use gpupack::server::api::people::PeopleAccess;
 use gpupack::server::api::server::{Identities, serve_apart};

@@ -6,7 +6,7 @@ use axum::body::Bytes;
 use axum::http::{HeaderMap, Method, Request, StatusCode};
 use gpupack::clock::Clock;
 use gpupack::control::shared::leader::Leader;
-use gpupack::hardware::device::{NodeName, PoolName};
+use gpupack::hardware::ids::{NodeName, PoolName};
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;

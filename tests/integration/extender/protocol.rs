@@ -1,6 +1,6 @@
 //! Bodies of the extender protocol as kube-scheduler sends them, and answers byte for byte.
 
-use gpupack::hardware::device::NodeName;
+use gpupack::hardware::ids::NodeName;
 use gpupack::hardware::units::{MemMib, Share};
 use gpupack::model::policy::Policy;
 use gpupack::model::rejection::Rejection;

@@ -2,7 +2,7 @@
 
 use gpupack::api::explain::Explanation;
 use gpupack::api::waiting::Obstacle;
-use gpupack::hardware::device::{NodeName, PodUid, PoolName};
+use gpupack::hardware::ids::{NodeName, PodUid, PoolName};
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu};
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::Sink;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::harness::ledger::{
     DEVICE_MIB, add_node, bound, fraction, gpus, host, pod, request_of, seconds, seen, settings,
 };
-use gpupack::hardware::device::{NodeName, PodUid, PoolName};
+use gpupack::hardware::ids::{NodeName, PodUid, PoolName};
 use gpupack::hardware::units::Demand;
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::Ledger;

@@ -7,19 +7,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 
-use gpupack::hardware::device::{
-    Device, DeviceId, DeviceIndex, DeviceKind, Health, MigProfile, ModelName, NodeName, PodUid,
-    PoolName,
-};
+use gpupack::hardware::device::{Device, DeviceIndex, DeviceKind, Health};
+use gpupack::hardware::ids::{DeviceId, MigProfile, ModelName, NodeName, PodUid, PoolName};
 use gpupack::hardware::inventory::NodeInventory;
 use gpupack::hardware::pool::{Borrow, ConfiguredIsolation, InstanceUse, PoolRule};
+use gpupack::hardware::seen::{DeviceUse, ProcessUse};
 use gpupack::hardware::units::{Demand, MemMib, Share, Timestamp};
 use gpupack::ledger::change::commits::ToPost;
 use gpupack::ledger::change::facts::{MoveFact, PodFact};
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::Ledger;
 use gpupack::ledger::query::queries::PlacementRequest;
-use gpupack::model::device_state::{DeviceState, DeviceUse, ProcessUse};
+use gpupack::model::device_state::DeviceState;
 use gpupack::model::policy::Policy;
 use gpupack::model::request::{Amount, GpuRequest, Limit, Movable};
 use gpupack::model::reservation::{

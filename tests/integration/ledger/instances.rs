@@ -10,18 +10,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gpupack::hardware::device::{
-    Device, DeviceDetails, DeviceId, DeviceIndex, DeviceKind, Health, MakeableProfile, MigProfile,
-    ModelName, NodeName, PodUid, PoolName, Slot,
+    Device, DeviceDetails, DeviceIndex, DeviceKind, Health, MakeableProfile, Slot,
 };
+use gpupack::hardware::ids::{DeviceId, MigProfile, ModelName, NodeName, PodUid, PoolName};
 use gpupack::hardware::inventory::NodeInventory;
 use gpupack::hardware::pool::{MigUse, PoolRule};
+use gpupack::hardware::seen::{DeviceUse, ProcessUse};
 use gpupack::hardware::spots::Spot;
 use gpupack::hardware::units::{MemMib, Share, Timestamp};
 use gpupack::ledger::change::commits::ToMake;
 use gpupack::ledger::change::facts::PodFact;
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::Ledger;
-use gpupack::model::device_state::{DeviceUse, ProcessUse};
 use gpupack::model::event::LedgerEvent;
 use gpupack::model::node_state::InstanceOrders;
 use gpupack::model::policy::Policy;

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use gpupack::hardware::device::{
-    Device, DeviceDetails, DeviceId, DeviceIndex, DeviceKind, Health, MakeableProfile, MigProfile,
-    ModelName, NodeName, PodUid, PoolName, Slot,
+    Device, DeviceDetails, DeviceIndex, DeviceKind, Health, MakeableProfile, Slot,
 };
+use gpupack::hardware::ids::{DeviceId, MigProfile, ModelName, NodeName, PodUid, PoolName};
 use gpupack::hardware::inventory::NodeInventory;
 use gpupack::hardware::pool::{MigUse, PoolRule};
+use gpupack::hardware::seen::DeviceUse;
 use gpupack::hardware::units::{MemMib, Share};
 use gpupack::ledger::change::reports::NodeReport;
-use gpupack::model::device_state::DeviceUse;
 use gpupack::model::policy::Policy;
 use gpupack::model::request::{Amount, Isolation};
 use proptest::prelude::*;

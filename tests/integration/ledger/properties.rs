@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use crate::harness::histories::{Event, NODES, Player, history, query};
 use crate::harness::ledger::{fraction, pod, request_of};
-use gpupack::hardware::device::NodeName;
+use gpupack::hardware::ids::NodeName;
 use gpupack::hardware::units::{Demand, MemMib, Timestamp};
 use gpupack::ledger::change::commits::ReserveError;
 use gpupack::ledger::nodes::state::Ledger;

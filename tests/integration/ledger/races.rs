@@ -12,7 +12,7 @@ use crate::harness::ledger::{
     DEVICE_MIB, add_node, fraction, gpus, host, pod, request_of, seconds, seen, settings,
 };
 use crate::harness::turns::turn;
-use gpupack::hardware::device::{NodeName, PodUid, PoolName};
+use gpupack::hardware::ids::{NodeName, PodUid, PoolName};
 use gpupack::hardware::pool::ConfiguredIsolation;
 use gpupack::hardware::units::{Demand, MemMib, Share, Timestamp};
 use gpupack::ledger::change::facts::PodFact;

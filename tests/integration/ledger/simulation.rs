@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::harness::ledger::{DEVICE_MIB, add_node, fraction, pod, request_of, seconds, settings};
 use cluster::{Agent, Api, Kubelets, NODES, inventory, taken};
-use gpupack::hardware::device::PodUid;
+use gpupack::hardware::ids::PodUid;
 use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
 use gpupack::ledger::change::facts::{MoveFact, PodFact};
 use gpupack::ledger::nodes::state::{Ledger, Settings};

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use gpupack::agent::gpu::lent_limits::{Containers, LentLimits, LimitDriver};
 use gpupack::api::state::DeviceKind;
-use gpupack::hardware::device::PodUid;
+use gpupack::hardware::ids::PodUid;
 use gpupack::hardware::units::Timestamp;
 use gpupack::server::api::reports;
 use gpupack::step::outside::Event;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use gpupack::hardware::device::{NodeName, PodUid};
+use gpupack::hardware::ids::{NodeName, PodUid};
 use gpupack::hardware::units::MemMib;
 use gpupack::kube_api::request::placement::{FENCE, FenceWriter};
 use gpupack::ledger::query::own_room::OwnRoom;

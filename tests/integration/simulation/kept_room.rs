@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gpupack::hardware::device::{NodeName, PodUid};
+use gpupack::hardware::ids::{NodeName, PodUid};
 use gpupack::ledger::query::reading::Readiness;
 use gpupack::model::reservation::PlacedDevice;
 use rand::Rng;

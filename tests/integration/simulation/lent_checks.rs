@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use gpupack::hardware::device::PodUid;
+use gpupack::hardware::ids::PodUid;
 use gpupack::kube_api::request::placement::MPS_MEMORY;
 use gpupack::model::reservation::{BorrowedMemory, Departure, Reservation, ReservationState};
 use hyper::Request;

@@ -14,7 +14,7 @@ use gpupack::agent::mig::plan::{
 use gpupack::api::state::{DeviceKind, MigPlacement};
 use gpupack::hardware::device::Slot;
 use gpupack::hardware::units::Timestamp;
-use gpupack::report::wire::{DeviceReport, MigOrders, MigProfileReport};
+use gpupack::report::bodies::{DeviceReport, MigOrders, MigProfileReport};
 use rand::Rng;
 use rand::seq::IndexedRandom;
 use serde_json::{Value, json};
@@ -504,7 +504,7 @@ impl World {
         let row = &gpu.profiles[profile];
         let Some(start) = row.report.starts.choose(&mut self.rng).copied() else { return };
         let slot = Units { start, size: row.report.size };
-        let place = gpupack::report::wire::MakeInstance {
+        let place = gpupack::report::bodies::MakeInstance {
             gpu: gpu.uuid.clone(),
             profile: row.report.profile.clone(),
             start,

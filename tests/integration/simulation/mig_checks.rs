@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gpupack::agent::mig::plan::GpuInstance;
-use gpupack::hardware::device::{PodUid, Slot};
+use gpupack::hardware::device::Slot;
+use gpupack::hardware::ids::PodUid;
 use gpupack::model::reservation::ReservationState;
-use gpupack::report::wire::DeviceReport;
+use gpupack::report::bodies::DeviceReport;
 use gpupack::step::outside::CallId;
 use hyper::Request;
 use serde_json::Value;

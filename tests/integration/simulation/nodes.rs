@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gpupack::hardware::device::NodeName;
+use gpupack::hardware::ids::NodeName;
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu};
 use gpupack::kube_api::pod::watched::NodeFacts;
 

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpupack::hardware::device::PodUid;
+use gpupack::hardware::ids::PodUid;
 use gpupack::kube_api::request::placement::HOLD;
 use gpupack::kube_api::request::room_note::RoomNote;
 use gpupack::model::reservation::ReservationState;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use gpupack::config::file::Config;
 use gpupack::config::pods::workloads::WorkloadKeys;
 use gpupack::config::webhook::MemoryLimit;
-use gpupack::hardware::device::PoolName;
+use gpupack::hardware::ids::PoolName;
 use gpupack::hardware::pool::{Borrow, MigUse, PoolRule, PoolRules};
 use gpupack::hardware::units::Share;
 use gpupack::kube_api::pod::watch::WatchEvent;

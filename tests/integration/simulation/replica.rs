@@ -9,7 +9,7 @@ use gpupack::clock::{Clock, SimulatedTime};
 use gpupack::config::file::Config;
 use gpupack::control::loops;
 use gpupack::control::shared::app::App;
-use gpupack::hardware::device::PodUid;
+use gpupack::hardware::ids::PodUid;
 use gpupack::hardware::units::Timestamp;
 use gpupack::kube_api::pod::watch::{NodeLabels, NodeWatch, PodWatch, Sink};
 use gpupack::kube_api::request::placement::FenceWriter;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use gpupack::hardware::device::PodUid;
+use gpupack::hardware::ids::PodUid;
 use gpupack::kube_api::request::placement::{FENCE, FenceWriter, HOLD};
 use gpupack::kube_api::request::room_note::RoomNote;
 use gpupack::step::outside::{Answer, CallId, Event, Lost};

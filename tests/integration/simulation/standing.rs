@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpupack::hardware::device::{DeviceKind, Health, PodUid};
+use gpupack::hardware::device::{DeviceKind, Health};
+use gpupack::hardware::ids::PodUid;
 use gpupack::ledger::query::reading::Readiness;
 use gpupack::ledger::suggest::waiting::WaitingState;
 use gpupack::model::device_state::{DeviceState, Origin};

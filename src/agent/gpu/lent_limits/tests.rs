@@ -1,7 +1,7 @@
 use std::cell::RefCell;
 
 use super::*;
-use crate::report::wire::PodLimit;
+use crate::report::bodies::PodLimit;
 
 const GIB: u64 = 1 << 30;
 

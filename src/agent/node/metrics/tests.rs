@@ -2,7 +2,7 @@ use super::*;
 use crate::agent::gpu::health::XidCounts;
 use crate::api::condition::DeviceFault;
 use crate::api::state::DeviceKind;
-use crate::report::wire::{AllocatedDevice, AllocationState, TenantReport};
+use crate::report::bodies::{AllocatedDevice, AllocationState, TenantReport};
 
 fn sample(uses: Vec<DeviceUse>) -> Sample {
     let gpu = |uuid: &String| DeviceReport {

@@ -74,7 +74,7 @@ fn orders_count_in_the_answer_to_the_newest_report_of_the_session() {
 
 #[test]
 fn a_node_that_may_get_orders_reports_each_sample_with_what_failed() {
-    use crate::report::wire::{MigFailure, MigProfileReport};
+    use crate::report::bodies::{MigFailure, MigProfileReport};
     let plain = sample("GPU-a");
     let needs = |sample: &Sample| {
         let mut session = Session::new("a", 0);

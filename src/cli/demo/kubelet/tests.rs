@@ -13,13 +13,13 @@ use crate::clock::{Clock, SimulatedTime};
 use crate::config::file::Config;
 use crate::control::bind::recall::recall;
 use crate::control::bind::take_back::take_back;
-use crate::hardware::device::PoolName;
+use crate::hardware::ids::PoolName;
 use crate::hardware::pool::PoolRules;
 use crate::hardware::units::MemMib;
 use crate::kube_api::pod::watch::PodWatch;
 use crate::kube_api::request::placement::encode;
 use crate::ledger::nodes::state::Ledger;
-use crate::report::wire::{AllocationState, Reply};
+use crate::report::bodies::{AllocationState, Reply};
 use crate::server::api::reports;
 use crate::step::outside::{Action, Answer as Answered, Event};
 

@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 
 use super::*;
 use crate::control::room::fixture::{ALL, Bed, waiting_pod};
-use crate::hardware::device::NodeName;
+use crate::hardware::ids::NodeName;
 use crate::hardware::units::Share;
 use crate::ledger::fixture::{bound, pod, share_query, uid};
 use crate::model::request::PodGroup;

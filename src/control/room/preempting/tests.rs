@@ -2,13 +2,13 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::control::room::fixture::{ALL, Bed, waiting_pod};
-use crate::hardware::device::{DeviceId, NodeName};
+use crate::hardware::ids::{DeviceId, NodeName};
+use crate::hardware::seen::{DeviceUse, ProcessUse};
 use crate::hardware::units::{MemMib, Share};
 use crate::ledger::change::facts::PodFact;
 use crate::ledger::change::reports::NodeReport;
 use crate::ledger::fixture::{bound, free, pod, report, share_query, uid};
 use crate::model::charge::Prices;
-use crate::model::device_state::{DeviceUse, ProcessUse};
 use crate::model::rejection::Rejection;
 use crate::model::request::Amount;
 use crate::model::reservation::Controller;

@@ -1,10 +1,11 @@
 use super::*;
 use crate::control::room::fixture::{ALL, Bed, waiting_pod};
+use crate::hardware::seen::ProcessUse;
 use crate::hardware::units::{HostAmount, MemMib, MilliCpu};
 use crate::kube_api::request::room_note::RoomNote;
 use crate::ledger::change::facts::PodFact;
 use crate::ledger::fixture::{bound, free, pod, report, share_query, uid};
-use crate::model::device_state::{ProcessUse, StandingHold};
+use crate::model::device_state::StandingHold;
 use crate::model::rejection::Rejection;
 use crate::model::reservation::{Controller, Tenure};
 

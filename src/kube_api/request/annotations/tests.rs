@@ -2,7 +2,7 @@ use crate::kube_api::request::resources::ContainerKind;
 use proptest::prelude::*;
 
 use super::*;
-use crate::hardware::device::{MAX_DEVICE_MEMORY, ModelName};
+use crate::hardware::ids::{MAX_DEVICE_MEMORY, ModelName};
 use crate::model::request::MAX_DEVICES_PER_POD;
 
 fn annotations(text: &str) -> BTreeMap<String, String> {

@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::hardware::device::{
-    Device, DeviceIndex, DeviceKind, Health, MAX_CLASSES_PER_NODE, ModelName,
-};
+use crate::hardware::device::{Device, DeviceIndex, DeviceKind, Health};
+use crate::hardware::ids::{MAX_CLASSES_PER_NODE, ModelName};
 use crate::hardware::units::MemMib;
 use crate::ledger::fixture::{
     bound, free, hello, inventory, ledger, node, report, say, seconds, see_node, settings,
@@ -265,7 +264,7 @@ fn of_a30(id: &str, mib: u64, kind: DeviceKind) -> Device {
 
 #[test]
 fn an_impossible_instance_is_reported_and_gets_no_pod() {
-    use crate::hardware::device::MigProfile;
+    use crate::hardware::ids::MigProfile;
     let ledger = ledger("A");
     let instance = |id, profile| {
         let profile = MigProfile::new(profile);
@@ -301,7 +300,8 @@ fn an_impossible_instance_is_reported_and_gets_no_pod() {
 
 #[test]
 fn an_instance_that_nvml_lists_and_the_table_lacks_gets_pods_and_is_named_once() {
-    use crate::hardware::device::{DeviceDetails, MakeableProfile, MigProfile, Slot};
+    use crate::hardware::device::{DeviceDetails, MakeableProfile, Slot};
+    use crate::hardware::ids::MigProfile;
     let ledger = ledger("A");
     let profile = MigProfile::new("3g.18gb");
     let row = MakeableProfile {
@@ -348,7 +348,8 @@ fn an_instance_that_nvml_lists_and_the_table_lacks_gets_pods_and_is_named_once()
 
 #[test]
 fn a_list_that_gives_no_geometry_is_named_once() {
-    use crate::hardware::device::{DeviceDetails, MakeableProfile, MigProfile, PoolName};
+    use crate::hardware::device::{DeviceDetails, MakeableProfile};
+    use crate::hardware::ids::{MigProfile, PoolName};
     use crate::hardware::pool::{MigUse, PoolRule, PoolRules};
     let said = |mig: MigUse, lists: &[Option<u32>]| {
         let ledger = ledger("A");

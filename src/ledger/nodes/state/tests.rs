@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use super::*;
-use crate::hardware::device::PoolName;
+use crate::hardware::ids::PoolName;
 use crate::hardware::units::{HostAmount, MemMib, MilliCpu, Share};
 use crate::ledger::change::commits::ReserveError;
 use crate::ledger::change::facts::PodFact;

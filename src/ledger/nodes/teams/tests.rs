@@ -1,7 +1,6 @@
 use super::*;
-use crate::hardware::device::{
-    Device, DeviceDetails, DeviceId, MakeableProfile, MigProfile, ModelName, Slot,
-};
+use crate::hardware::device::{Device, DeviceDetails, MakeableProfile, Slot};
+use crate::hardware::ids::{DeviceId, MigProfile, ModelName};
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::units::{MemMib, Timestamp};
 use crate::ledger::change::commits::ReserveError;

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::hardware::device::{DeviceId, MigProfile, PoolName};
+use crate::hardware::ids::{DeviceId, MigProfile, PoolName};
 use crate::hardware::pool::{MigUse, PoolRule, PoolRules};
+use crate::hardware::seen::{DeviceUse, ProcessUse};
 use crate::hardware::spots::Spot;
 use crate::hardware::units::{MemMib, Timestamp};
 use crate::ledger::change::facts::{MoveFact, PodFact};
 use crate::ledger::change::reports::NodeReport;
 use crate::ledger::fixture::{bound, hello, ledger, node, pod, seconds, see_node, uid};
-use crate::model::device_state::{DeviceUse, ProcessUse};
 use crate::model::event::LedgerEvent;
 use crate::model::request::{Amount, GpuRequest, Movable};
 use crate::model::reservation::Tenure;

@@ -1,5 +1,5 @@
 use super::*;
-use crate::hardware::device::{MigProfile, PoolName};
+use crate::hardware::ids::{MigProfile, PoolName};
 use crate::hardware::pool::{MigUse, PoolRule, PoolRules};
 use crate::hardware::units::{HostAmount, MemMib, MilliCpu, Timestamp};
 use crate::ledger::change::facts::PodFact;

@@ -2,7 +2,8 @@ use std::error::Error;
 use std::fs;
 
 use super::*;
-use crate::hardware::device::{Health, MigProfile};
+use crate::hardware::device::Health;
+use crate::hardware::ids::MigProfile;
 use crate::hardware::pool::{ConfiguredIsolation, Enforcement, InstanceUse};
 use crate::model::policy::Policy;
 use crate::model::request::{Isolation, Limit};

@@ -5,7 +5,7 @@ use gpupack::agent::nvml::probe::NvmlProbe;
 use gpupack::api::condition::DeviceFault;
 use gpupack::api::state::{DeviceKind, MigPlacement};
 use gpupack::hardware::units::Timestamp;
-use gpupack::report::wire::{AllocatedDevice, Allocation, AllocationState};
+use gpupack::report::bodies::{AllocatedDevice, Allocation, AllocationState};
 use serde_json::{Value, json};
 
 use crate::harness::agent::bed::{

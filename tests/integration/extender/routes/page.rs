@@ -112,7 +112,7 @@ async fn the_page_highlights_the_nodes_that_filter_would_pass() {
             let on = found["gpusByNode"].as_object().unwrap();
             let nodes: Vec<String> = on.keys().cloned().collect();
             assert_eq!(nodes, filtered(&bed, annotations.clone()).await, "{path} {annotations}");
-            bed.app.ledger.drop_hold(&gpupack::hardware::device::PodUid::new("asks"));
+            bed.app.ledger.drop_hold(&gpupack::hardware::ids::PodUid::new("asks"));
             let gpus: usize = on.values().map(|gpus| gpus.as_array().unwrap().len()).sum();
             assert_eq!((&found["gpus"], &found["nodes"]), (&json!(gpus), &json!(nodes.len())));
             fitting += gpus;

@@ -2,17 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use gpupack::hardware::device::{
-    Device, DeviceIndex, DeviceKind, Health, ModelName, NodeName, PodUid, PoolName,
-};
+use gpupack::hardware::device::{Device, DeviceIndex, DeviceKind, Health};
+use gpupack::hardware::ids::{ModelName, NodeName, PodUid, PoolName};
 use gpupack::hardware::inventory::NodeInventory;
 use gpupack::hardware::pool::ConfiguredIsolation;
+use gpupack::hardware::seen::{DeviceUse, ProcessUse};
 use gpupack::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share};
 use gpupack::ledger::change::facts::{MoveFact, PodFact};
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::per_node::Gauge;
 use gpupack::ledger::nodes::state::Ledger;
-use gpupack::model::device_state::{DeviceUse, ProcessUse};
 use gpupack::model::reservation::{PlacedDevice, Placement, Tenure};
 use proptest::prelude::*;
 

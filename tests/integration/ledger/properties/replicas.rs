@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use gpupack::hardware::device::PodUid;
+use gpupack::hardware::ids::PodUid;
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::Ledger;
 use proptest::prelude::*;

@@ -1,14 +1,16 @@
 //! Pools with slots and isolation: no slot twice, isolation wherever a neighbor requires it.
 
-use gpupack::hardware::device::{Device, NodeName, PoolName};
+use gpupack::hardware::device::Device;
+use gpupack::hardware::ids::{NodeName, PoolName};
 use gpupack::hardware::inventory::NodeInventory;
 use gpupack::hardware::pool::{
     ConfiguredIsolation, Enforcement, InstanceUse, PoolRule, PoolRules, Replicas,
 };
+use gpupack::hardware::seen::DeviceUse;
 use gpupack::hardware::units::{Demand, MemMib, Share};
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::Ledger;
-use gpupack::model::device_state::{DeviceState, DeviceUse};
+use gpupack::model::device_state::DeviceState;
 use gpupack::model::node_state::NodeState;
 use gpupack::model::policy::Policy;
 use gpupack::model::rejection::Rejection;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use gpupack::hardware::device::PodUid;
+use gpupack::hardware::ids::PodUid;
 use gpupack::hardware::units::{MemMib, MilliCpu, Share, Timestamp};
 use gpupack::ledger::nodes::state::Ledger;
 use gpupack::ledger::query::own_room::OwnRoom;

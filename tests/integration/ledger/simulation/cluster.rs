@@ -3,13 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use gpupack::hardware::device::{NodeName, PodUid, PoolName};
+use gpupack::hardware::ids::{NodeName, PodUid, PoolName};
 use gpupack::hardware::inventory::NodeInventory;
+use gpupack::hardware::seen::{DeviceUse, ProcessUse};
 use gpupack::hardware::units::{Demand, MemMib, Timestamp};
 use gpupack::ledger::change::facts::PodFact;
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::Ledger;
-use gpupack::model::device_state::{DeviceUse, ProcessUse};
 use gpupack::model::reservation::{PlacedDevice, Placement};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
@@ -228,7 +228,7 @@ impl Kubelets {
 
     /// What an agent of the node sees now.
     pub(crate) fn uses(&self, at: usize) -> Vec<DeviceUse> {
-        let seen_on = |id: &gpupack::hardware::device::DeviceId| {
+        let seen_on = |id: &gpupack::hardware::ids::DeviceId| {
             let mut total = MemMib::ZERO;
             let mut processes = Vec::new();
             for (uid, process) in &self.processes {

@@ -1,7 +1,7 @@
 //! Two kube-schedulers that drive filter, prioritize and bind through one ledger, and the Bindings that
 //! are on their way to the API server.
 
-use gpupack::hardware::device::PodUid;
+use gpupack::hardware::ids::PodUid;
 use gpupack::model::reservation::{Placement, ReservationState};
 use rand::Rng;
 

@@ -11,6 +11,8 @@ mod common;
 mod extender;
 #[path = "common/runs.rs"]
 mod runs;
+#[path = "common/shown.rs"]
+mod shown;
 
 use std::hint::black_box;
 
@@ -28,6 +30,7 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use runs::SIZES;
 use serde_json::Value;
+use shown::show;
 
 /// The nodes that remain are the best that fit, compared with a check of every node without index.
 fn check(app: &App, body: &[u8], keep: usize) {
@@ -53,6 +56,7 @@ fn filter(criterion: &mut Criterion) {
     for nodes in SIZES {
         let (app, names) = extender(nodes, 50);
         let bodies = bodies(&names);
+        show(&app, &bodies);
         if nodes > 100 {
             check(&app, &bodies[0], 50);
         }
@@ -86,6 +90,7 @@ fn filter(criterion: &mut Criterion) {
     for nodes in SIZES {
         let (app, names) = extender(nodes, 0);
         let bodies = bodies(&names);
+        show(&app, &bodies);
         let mut turn = 0;
         criterion.bench_function(&format!("call-all/{nodes}"), |bencher| {
             bencher.iter(|| {

@@ -11,6 +11,8 @@ mod bodies;
 mod common;
 #[path = "common/extender.rs"]
 mod extender;
+#[path = "common/shown.rs"]
+mod shown;
 
 use std::hint::black_box;
 
@@ -26,6 +28,7 @@ use gpupack::model::request::{Amount, GpuRequest};
 use gpupack::server::scheduler::verbs;
 use gungraun::prelude::*;
 use gungraun::{Callgrind, EventKind};
+use shown::show;
 
 /// Nodes of the cluster: few, since callgrind takes fifty times as long to make it.
 const NODES: usize = 1_000;
@@ -48,6 +51,7 @@ fn query() -> PlacementRequest {
 fn warm() -> Bench {
     let (app, names) = extender(NODES, 50);
     let bodies = bodies(&names);
+    show(&app, &bodies);
     for body in std::iter::repeat_n(&bodies[..6], 8).flatten() {
         verbs::filter(&app, body).expect("a body as kube-scheduler sends it");
         verbs::prioritize(&app, body).expect("a body as kube-scheduler sends it");

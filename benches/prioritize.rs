@@ -9,6 +9,8 @@ mod common;
 mod extender;
 #[path = "common/runs.rs"]
 mod runs;
+#[path = "common/shown.rs"]
+mod shown;
 
 use std::hint::black_box;
 
@@ -19,6 +21,7 @@ use gpupack::control::shared::app::App;
 use gpupack::server::scheduler::verbs;
 use runs::SIZES;
 use serde_json::Value;
+use shown::show;
 
 /// Every node has a score: zero if the pod does not fit, and 100 only for the best one.
 fn check(app: &App, body: &[u8]) {
@@ -49,6 +52,7 @@ fn prioritize(criterion: &mut Criterion) {
     for nodes in SIZES {
         let (app, names) = extender(nodes, 50);
         let bodies = bodies(&names);
+        show(&app, &bodies);
         check(&app, &bodies[0]);
         let mut turn = 0;
         criterion.bench_function(&format!("call/{nodes}"), |bencher| {

@@ -668,6 +668,7 @@ pub mod cli {
 
     /// `gpupack demo`
     pub mod demo {
+        pub mod api_server;
         pub(crate) mod pods;
         pub(crate) mod scheduler;
         pub(crate) mod kubelet;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use gpupack::clock::Clock;
 use gpupack::config::file::Config;
-use gpupack::control::shared::app::{App, Truth};
+use gpupack::control::shared::app::App;
 use gpupack::hardware::units::Timestamp;
 
 use super::common::{Cluster, cluster};
@@ -15,7 +15,7 @@ pub(crate) fn extender(nodes: usize, keep_best: usize) -> (App, Vec<String>) {
     ledger.set_listed(Timestamp::START);
     let keep_best = std::num::NonZeroUsize::new(keep_best);
     let config = Config { keep_best, ..Config::default() };
-    let app = App::new(Arc::new(ledger), Clock::start(), config, Truth::Ledger);
+    let app = App::alone(Arc::new(ledger), config, Clock::start());
     app.set_fenced();
     (app, names)
 }

@@ -21,7 +21,7 @@ use crate::control::pods::requeue::RequeueLoop;
 use crate::control::pods::requeue_write::{Note, requeue};
 use crate::control::room::make_room::{make_room, wake, write_note};
 use crate::control::room::standing::{StandingHolds, StandingRules, Step};
-use crate::control::shared::app::{App, Truth};
+use crate::control::shared::app::App;
 use crate::control::shared::outbox::rooms;
 use crate::hardware::device::DeviceKind;
 use crate::hardware::units::{Share, Timestamp};
@@ -134,9 +134,6 @@ async fn beside(app: &Arc<App>, look: fn(&App)) {
 async fn standing(app: &Arc<App>) {
     let (after, at_most) = (app.config.standing_hold_after, app.config.standing_hold_at_most);
     let preemption = app.config.preemption;
-    if matches!(app.truth, Truth::Ledger) {
-        return;
-    }
     if !preemption.enabled {
         tracing::info!(
             "no pod is evicted for more important GPU pods: `preemption.enabled` is false"
@@ -279,12 +276,10 @@ async fn events(app: &Arc<App>) {
         for event in &taken {
             tell(app, event);
         }
-        if let Truth::Cluster(_) = app.truth {
-            let rooms = rooms(&taken);
-            app.new_rooms.note(&rooms);
-            requeues.room(rooms, app.clock.now());
-            requeues = requeued(app, requeues).await;
-        }
+        let rooms = rooms(&taken);
+        app.new_rooms.note(&rooms);
+        requeues.room(rooms, app.clock.now());
+        requeues = requeued(app, requeues).await;
     }
 }
 

@@ -124,6 +124,10 @@ impl MoveFamilies {
         self.moves.with_label_values(&[reason.label(), result.label()]).inc();
     }
 
+    pub(crate) fn count(&self, reason: MoveReason, result: MoveResult) -> u64 {
+        self.moves.with_label_values(&[reason.label(), result.label()]).get()
+    }
+
     pub(crate) fn waited(&self, time: Duration) {
         self.waits.observe(time.as_secs_f64());
     }

@@ -267,6 +267,11 @@ impl Metrics {
         self.moves.moved(reason, result);
     }
 
+    /// How many moves have ended so.
+    pub fn moves(&self, reason: MoveReason, result: MoveResult) -> u64 {
+        self.moves.count(reason, result)
+    }
+
     /// Notes how long a bind waited for guests.
     pub fn recalled_for_bind(&self, time: Duration) {
         self.moves.waited(time);

@@ -13,7 +13,7 @@ use crate::model::request::{GpuRequest, Isolation};
 pub enum HostRule {
     /// kube-scheduler checks them. What the ledger has of them serves scoring only.
     Trusted,
-    /// No other scheduler checks them (simulator, demo): a shortfall is a rejection.
+    /// No other scheduler checks them, as in the simulator: a shortfall is a rejection.
     Checked,
 }
 

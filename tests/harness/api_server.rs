@@ -196,7 +196,7 @@ impl Fake {
     }
 
     pub(crate) fn writer(&self) -> ApiWriter {
-        connected(self.client(), TIMEOUT)
+        connected(self.client(), TIMEOUT, Clock::start())
     }
 
     async fn answer(&self, request: Request<Body>) -> Result<Response<Body>, io::Error> {
@@ -217,8 +217,8 @@ impl Fake {
 }
 
 /// A writer whose requests are carried out on the runtime of the test.
-pub(crate) fn connected(client: Client, timeout: Duration) -> ApiWriter {
-    let outside = Outside::new(Clock::start());
+pub(crate) fn connected(client: Client, timeout: Duration, clock: Clock) -> ApiWriter {
+    let outside = Outside::new(clock);
     tokio::spawn(carry_out::run(outside.clone(), Some(client), None));
     let term = Term::alone(outside.clock(), FenceWriter::random());
     ApiWriter::new(outside, timeout, term)

@@ -6,11 +6,12 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode};
+use gpupack::cli::demo::api_server::ApiServer;
 use gpupack::cli::serve::extender::settings;
 use gpupack::clock::Clock;
 use gpupack::config::file::Config;
-use gpupack::control::shared::app::{App, Truth};
-use gpupack::hardware::ids::{NodeName, PoolName};
+use gpupack::control::shared::app::App;
+use gpupack::hardware::ids::{NodeName, PodUid, PoolName};
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu};
 use gpupack::ledger::nodes::state::{Ledger, Settings};
 use gpupack::server::api::server::{Listeners, router, serve_apart};
@@ -29,9 +30,10 @@ pub(crate) struct Addresses {
     pub(crate) page: String,
 }
 
-/// An extender whose own ledger is the truth.
+/// An extender of an API server in memory.
 pub(crate) struct Bed {
     pub(crate) app: Arc<App>,
+    pub(crate) api: ApiServer,
     pub(crate) service: Service,
 }
 
@@ -52,19 +54,21 @@ impl Bed {
     }
 
     fn cold_with(config: Config) -> Self {
-        let config = Config { max_body_bytes: 1 << 20, ..config };
+        let mut config = Config { max_body_bytes: 1 << 20, ..config };
+        config.scheduler_names.push("gpu-scheduler".to_owned()); // that of the recorded bodies
         let clock = Clock::start();
         let stale_after = Duration::from_secs(3_600);
         let settings = Settings { stale_after, first_session: 100, ..settings(&config, &clock) };
         let ledger = Arc::new(Ledger::new(settings));
         ledger.share_by(config.pools.clone());
-        let app = Arc::new(App::new(ledger, clock, config, Truth::Ledger));
+        let api = ApiServer::default();
+        let app = api.extender(ledger, config, clock);
         let set_log_level = Arc::new(|level: &str| match level {
             "info" | "debug" => Ok(()),
             _ => Err(format!("log level `{level}` is unknown")),
         });
         let service = Service::new(Arc::clone(&app), set_log_level);
-        Self { app, service }
+        Self { app, api, service }
     }
 
     /// An extender with the nodes of the recorded bodies: `gpu-a` has a T4, `gpu-b` two A100 and
@@ -125,7 +129,24 @@ impl Bed {
         (status, answer.into_body().collect().await.expect("a whole body").to_bytes().to_vec())
     }
 
-    pub(crate) async fn post(&self, path: &str, body: impl Into<Body>) -> (StatusCode, Value) {
+    /// Creates the pod of a call, as the API server has it before kube-scheduler calls.
+    fn create_called(&self, body: &[u8]) {
+        let call: Value = serde_json::from_slice(body).unwrap_or_default();
+        let pod =
+            ["Pod", "pod"].into_iter().find_map(|key| call.get(key).filter(|it| it.is_object()));
+        let Some(pod) = pod else { return };
+        let uid = PodUid::new(pod["metadata"]["uid"].as_str().unwrap_or_default());
+        let known = self.api.pod(&uid).and_then(|known| known.spec?.node_name);
+        if known.is_none() {
+            self.api.put(pod.clone());
+        }
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: impl Into<Vec<u8>>) -> (StatusCode, Value) {
+        let body = body.into();
+        if ["/v1/filter", "/v1/prioritize"].contains(&path) {
+            self.create_called(&body);
+        }
         let (status, body) = self.send(Method::POST, path, body).await;
         (status, read(&body))
     }

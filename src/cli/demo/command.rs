@@ -1,5 +1,5 @@
-//! `gpupack demo`: the extender at work without Kubernetes. It has a simulated fleet, a stream of
-//! pods, and a caller that does what kube-scheduler does, over real HTTP.
+//! `gpupack demo`: the extender at work without Kubernetes. It has a simulated fleet, an API server in
+//! memory with a stream of pods, and a caller that does what kube-scheduler does, over real HTTP.
 
 use std::convert::Infallible;
 use std::io;
@@ -27,6 +27,7 @@ use crate::agent::simulated::programs::Programs;
 use crate::cli::base::logging;
 use crate::cli::base::logging::LogArgs;
 use crate::cli::base::plain::Output;
+use crate::cli::demo::api_server::ApiServer;
 use crate::cli::demo::drive::{Arrivals, Drive, Figures};
 use crate::cli::demo::kubelet::Kubelet;
 use crate::cli::demo::pods::{lending, pools, shares};
@@ -37,7 +38,7 @@ use crate::cli::demo::summary::progress;
 use crate::clock::Clock;
 use crate::config::file::Config;
 use crate::config::pods::quota::SharesConfig;
-use crate::control::shared::app::{App, Truth};
+use crate::control::shared::app::App;
 use crate::hardware::ids::PoolName;
 use crate::hardware::pool::PoolRules;
 use crate::hardware::units::Share;
@@ -56,7 +57,7 @@ const HTTP_FILL_MAX_NODES: usize = 200;
 
 /// Age of a report above which a node counts as not reporting. It is long: the simulated agents live in
 /// this process, and a busy machine does not mean a dead node.
-const STALE_AFTER: Duration = Duration::from_secs(120);
+const STALE_AFTER: Duration = Duration::from_secs(600);
 
 /// How long the first reports may take.
 const FIRST_REPORTS_WITHIN: Duration = Duration::from_secs(60);
@@ -70,8 +71,10 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Flags of `gpupack demo`.
 ///
 /// The demo needs no Kubernetes and no GPU. It schedules pods as kube-scheduler does: filter with
-/// all node names, prioritize with the nodes that are left, bind to the best; one pod after the
-/// other, over HTTP on a kept-alive connection. The simulated nodes report as agents do, over HTTP.
+/// the names of all nodes that have the CPU and host memory, prioritize with the nodes that are left,
+/// bind to the best; one pod after the other, over HTTP on a kept-alive connection. The simulated
+/// nodes report as agents do, over HTTP. An API server in memory has the pods: gpupack watches them
+/// there, and binds, requeues and moves them by the same writes as in a cluster.
 ///
 /// In a fleet of more than 200 nodes the base load (`--fill`) and the first report of each node go
 /// straight into the ledger, by the functions that the HTTP handlers call. All later pods and
@@ -192,10 +195,12 @@ async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) ->
         .with_context(|| format!("cannot listen on {requested}"))?;
     let listen = listener.local_addr()?;
     let base = format!("http://{}", own_address(listen));
-    let app = Arc::new(app(args, listen, clock));
+    let api = ApiServer::default();
+    let app = app(args, listen, &api, clock);
     let fleet = fleet(args);
     let programs = args.bursts.then(|| Arc::new(Programs::new(&fleet)));
-    let kubelet = programs.map(|programs| Arc::new(Kubelet::new(Arc::clone(&app), programs)));
+    let kubelet = |programs| Arc::new(Kubelet::new(Arc::clone(&app), api.clone(), programs));
+    let kubelet = programs.map(kubelet);
     let figures = watch::Sender::new(Figures::default());
     let (stop, stopped) = watch::channel(false);
     let service = Service::new(Arc::clone(&app), set_log_level);
@@ -210,10 +215,10 @@ async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) ->
     let end = if args.once { "" } else { "; Ctrl-C ends the demo" };
     args.say(&format!("page: {base}/ ({} nodes, seed {}{end})", args.nodes, args.seed));
     if !listen.ip().is_loopback() {
-        args.say("Any client of this address can change the demo's ledger.");
+        args.say("Any client of this address can bind the demo's pods.");
     }
     let result = tokio::select! {
-        result = live(args, &app, (&fleet, kubelet.as_ref()), &figures, &base, &stopped) => result,
+        result = live(args, (&app, &api), (&fleet, kubelet.as_ref()), &figures, &base, &stopped) => result,
         never = show_progress(args, &app, &figures) => match never {},
         never = run_kubelet(kubelet.as_deref()) => match never {},
     };
@@ -239,8 +244,8 @@ async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) ->
     Ok(())
 }
 
-/// An extender without an API server: its ledger is the truth, and knows the fleet's nodes.
-fn app(args: &DemoArgs, listen: SocketAddr, clock: Clock) -> App {
+/// An extender of the API server.
+fn app(args: &DemoArgs, listen: SocketAddr, api: &ApiServer, clock: Clock) -> Arc<App> {
     let pools = if args.pools { pools() } else { PoolRules::default() };
     let pools = if args.bursts { lending(&pools) } else { pools };
     let gpus = u64::from(args.nodes) * u64::from(args.gpus_per_node);
@@ -249,11 +254,21 @@ fn app(args: &DemoArgs, listen: SocketAddr, clock: Clock) -> App {
     // The demo's kube-scheduler waits so long, so binds can wait for guests.
     let scheduler_timeout =
         if args.bursts { scheduler::TIMEOUT } else { Config::default().scheduler_timeout };
-    let config =
-        Config { listen, pools, shares, stale_after, scheduler_timeout, ..Config::default() };
+    let config = Config::default();
+    // Where the same seed gives the same placements, none may depend on time.
+    let standing_hold_after = if args.once { Duration::ZERO } else { config.standing_hold_after };
+    let config = Config {
+        listen,
+        pools,
+        shares,
+        stale_after,
+        scheduler_timeout,
+        standing_hold_after,
+        ..config
+    };
     let ledger = Arc::new(Ledger::new(crate::cli::serve::extender::settings(&config, &clock)));
     ledger.share_by(config.pools.clone());
-    App::new(ledger, clock, config, Truth::Ledger)
+    api.extender(ledger, config, clock)
 }
 
 /// The simulated nodes.
@@ -274,7 +289,7 @@ async fn run_kubelet(kubelet: Option<&Kubelet>) -> Infallible {
 /// Starts the fleet, places the base load, and lets pods come.
 async fn live(
     args: &DemoArgs,
-    app: &Arc<App>,
+    (app, api): (&Arc<App>, &ApiServer),
     (fleet, kubelet): (&Fleet, Option<&Arc<Kubelet>>),
     figures: &watch::Sender<Figures>,
     base: &str,
@@ -285,11 +300,9 @@ async fn live(
         app.ledger.see_node(&node.node_name(), node.host(), pool);
     }
     app.ledger.set_listed(app.clock.now());
-    app.set_fenced();
-    let names: Vec<String> = fleet.nodes.iter().map(|node| node.name.clone()).collect();
-    let scheduler = Scheduler::new(base.to_owned(), &names, args.seed);
-    let mut drive =
-        Drive::new(Arc::clone(app), figures.clone(), scheduler, args.seed, stopped.clone());
+    let scheduler = Scheduler::new(base.to_owned(), &fleet.nodes, args.seed);
+    let parts = (Arc::clone(app), api.clone());
+    let mut drive = Drive::new(parts, figures.clone(), scheduler, args.seed, stopped.clone());
     if args.pools {
         drive.request_of_pools();
     }
@@ -325,6 +338,7 @@ async fn live(
     let life = async {
         if is_large {
             report_all(app, fleet)?;
+            all_reported(app).await?;
             drive.fill_directly(&fleet.nodes, args.fill).await?;
         } else {
             all_reported(app).await?;
@@ -370,11 +384,11 @@ fn report_all(app: &App, fleet: &Fleet) -> Result<()> {
     Ok(())
 }
 
-/// Waits until each node has reported over HTTP.
+/// Waits until each node has reported over HTTP, and the extender answers calls.
 async fn all_reported(app: &App) -> Result<()> {
     let started = app.clock.now();
     let reports = |state: &NodeReporting| *state == NodeReporting::Reporting;
-    while !app.ledger.node_states().iter().all(reports) {
+    while !app.is_fenced() || !app.ledger.node_states().iter().all(reports) {
         if app.clock.now().since(started) > FIRST_REPORTS_WITHIN {
             bail!("some of the simulated nodes are not reporting");
         }

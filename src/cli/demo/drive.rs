@@ -13,6 +13,7 @@ use tokio::task::{JoinError, JoinSet};
 
 use crate::agent::simulated::fleet::FleetNode;
 use crate::api::commands::PodCounts;
+use crate::cli::demo::api_server::ApiServer;
 use crate::cli::demo::kubelet::Kubelet;
 use crate::cli::demo::pods::{DemoPod, Draw, PodStream};
 use crate::cli::demo::scheduler::{Choice, Scheduler, Verdict};
@@ -77,6 +78,7 @@ struct Waiting {
 /// The demo's cluster.
 pub(crate) struct Drive {
     app: Arc<App>,
+    api: ApiServer,
     figures: watch::Sender<Figures>,
     stream: PodStream,
     scheduler: Scheduler,
@@ -110,7 +112,7 @@ impl Drive {
 
     /// A cluster without pods.
     pub(crate) fn new(
-        app: Arc<App>,
+        (app, api): (Arc<App>, ApiServer),
         figures: watch::Sender<Figures>,
         scheduler: Scheduler,
         seed: u64,
@@ -118,6 +120,7 @@ impl Drive {
     ) -> Self {
         Self {
             app,
+            api,
             figures,
             stream: PodStream::new(seed),
             scheduler,
@@ -208,16 +211,24 @@ impl Drive {
         pods
     }
 
-    /// Reserves the best node of a zone for a pod. Returns whether it fitted.
+    /// Reserves the best node of a zone for a pod, and makes it a bound pod of the API server. Returns whether
+    /// it fitted.
     fn allocate(&mut self, pod: &DemoPod, zone: &[&str]) -> Result<bool> {
         let seen = SeenPod::from_json(&pod.json).context("cannot read the demo's own pod")?;
         let Some(query) = self.app.query(&seen) else { return Ok(false) };
-        let answers = self.app.ledger.answers(&query, zone);
+        let roomy = zone.iter().filter(|node| self.scheduler.has_room(node, seen.host));
+        let zone: Vec<&str> = roomy.copied().collect();
+        let answers = self.app.ledger.answers(&query, &zone);
         let ranked =
-            answers.iter().zip(zone).filter_map(|(answer, node)| Some((answer.ok()?, *node)));
+            answers.iter().zip(&zone).filter_map(|(answer, node)| Some((answer.ok()?, *node)));
         let Some((_, node)) = ranked.min() else { return Ok(false) };
-        self.app.ledger.reserve(&seen.pod, node, &query, self.app.clock.now())?;
+        // Otherwise the loop that settles dead binds could take it for one.
+        let app = Arc::clone(&self.app);
+        let _bind = app.binds.try_take(&seen.pod.uid);
+        let placement = self.app.ledger.reserve(&seen.pod, node, &query, self.app.clock.now())?;
         self.app.ledger.confirm(&seen.pod.uid);
+        self.scheduler.assume(&pod.uid, node, seen.host);
+        self.api.put(pod.bound(&placement)?);
         self.figures.send_modify(|figures| {
             figures.pods.arrived += 1;
             figures.pods.placed_without_http += 1;
@@ -299,6 +310,7 @@ impl Drive {
     /// Schedules a new pod immediately. Returns whether it was bound, or is being bound.
     async fn arrive(&mut self, pod: DemoPod) -> Result<bool> {
         self.figures.send_modify(|figures| figures.pods.arrived += 1);
+        self.api.put(serde_json::from_str(&pod.json).context("cannot read the demo's own pod")?);
         let since = self.app.clock.precise();
         self.attempt(Waiting { pod, since, pause: BACK_OFF.0 }).await
     }
@@ -317,12 +329,15 @@ impl Drive {
                 self.decided(waiting, verdict)?
             }
             Choice::NoNode(reasons) => {
+                let uid = PodUid::new(waiting.pod.uid.as_str());
+                let first = reasons.into_keys().next();
+                let first = first.unwrap_or_else(|| "no node is known".to_owned());
                 // The reason as `explain` shows it.
-                let uid = waiting.pod.uid.clone();
-                let pod = self.app.waiting.pod(&PodUid::new(uid.as_str()));
-                match pod.and_then(|pod| Some(pod.closest()?.0.reason().to_owned())) {
-                    Some(reason) => self.wait(waiting, reason),
-                    None => self.refuse(uid, reasons),
+                let pod = self.app.waiting.pod(&uid);
+                let closest = pod.and_then(|pod| Some(pod.closest()?.0.reason().to_owned()));
+                match self.app.pending.get(&uid).is_some_and(|pod| pod.request.is_err()) {
+                    true => self.refuse(&uid, first),
+                    false => self.wait(waiting, closest.unwrap_or(first)),
                 }
                 false
             }
@@ -336,12 +351,13 @@ impl Drive {
         match verdict {
             Verdict::Bound { node } => {
                 if let Some(kubelet) = &self.kubelet {
-                    kubelet.start(&waiting.pod, self.app.clock.now())?;
+                    kubelet.start(&PodUid::new(waiting.pod.uid.as_str()), self.app.clock.now());
                 }
                 self.bound(&waiting.pod.uid, &node);
                 Ok(true)
             }
             Verdict::Conflict { error } => {
+                self.scheduler.forget(&waiting.pod.uid);
                 self.figures.send_modify(|figures| figures.pods.bind_conflicts += 1);
                 self.wait(waiting, error);
                 Ok(false)
@@ -366,11 +382,11 @@ impl Drive {
     }
 
     /// Counts a pod with an invalid request; its owner deletes it.
-    fn refuse(&self, uid: String, reasons: BTreeMap<String, usize>) {
-        let reason = reasons.into_keys().next().unwrap_or_else(|| "no node is known".to_owned());
+    fn refuse(&self, uid: &PodUid, reason: String) {
+        self.api.delete(uid);
         self.figures.send_modify(|figures| {
             figures.pods.refused += 1;
-            figures.reasons.insert(uid, reason);
+            figures.reasons.insert(uid.to_string(), reason);
         });
     }
 
@@ -416,16 +432,24 @@ impl Drive {
             && *end <= now
             && let Some(Reverse((_, uid))) = self.ends.pop()
         {
-            self.app.outbox.push(self.app.ledger.end_pod(&uid, self.app.clock.now()));
             if let Some(kubelet) = &self.kubelet {
                 kubelet.end(&uid, self.app.clock.now());
             }
+            self.scheduler.forget(uid.as_str());
+            self.api.delete(&uid);
             self.figures.send_modify(|figures| figures.pods.ended += 1);
         }
     }
 
-    /// Tries waiting pods again after their pause, and deletes those that waited too long.
+    /// Tries waiting pods again after their pause, or when gpupack requeued them, and deletes those that waited
+    /// too long.
     async fn retry_due(&mut self, now: Duration) -> Result<()> {
+        let requeued = self.api.take_annotated();
+        let is_requeued = |_: &(Duration, u64), waiting: &mut Waiting| {
+            requeued.contains(waiting.pod.uid.as_str())
+        };
+        let requeued: Vec<_> = self.waiting.extract_if(.., is_requeued).collect();
+        self.waiting.extend(requeued.into_iter().map(|((_, at), waiting)| ((now, at), waiting)));
         while !self.is_stopped()
             && let Some(entry) = self.waiting.first_entry()
             && entry.key().0 <= now
@@ -435,9 +459,7 @@ impl Drive {
                 self.attempt(waiting).await?;
                 continue;
             }
-            let uid = PodUid::new(waiting.pod.uid.as_str());
-            self.app.outbox.push(self.app.ledger.end_pod(&uid, self.app.clock.now()));
-            self.app.settle_pod(&uid);
+            self.api.delete(&PodUid::new(waiting.pod.uid.as_str()));
             self.figures.send_modify(|figures| {
                 figures.pods.withdrawn += 1;
                 figures.pods.waiting -= 1;

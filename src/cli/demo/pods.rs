@@ -1,15 +1,22 @@
 //! The demo's stream of pods: the requests of a cluster with many teams, as full Pod objects in the
 //! form that kube-scheduler 1.36 sends. The same seed gives the same stream.
 
+use std::collections::BTreeMap;
+
+use anyhow::Result;
 use k8s_openapi::jiff::Timestamp;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::agent::simulated::mixed::{MIG_POOL, SLOTS_POOL};
 use crate::config::pods::quota::SharesConfig;
 use crate::hardware::ids::PoolName;
 use crate::hardware::pool::{Borrow, InstanceUse, PoolRule, PoolRules, Replicas};
 use crate::hardware::units::Share;
+use crate::kube_api::request::placement::encode;
+use crate::model::reservation::Placement;
 use crate::model::team::TeamShare;
 
 /// A Pod object of several KB, with `@…@` for the values that differ.
@@ -43,6 +50,51 @@ pub(crate) struct DemoPod {
     pub(crate) namespace: &'static str,
     pub(crate) name: String,
     pub(crate) json: String,
+}
+
+/// What gpupack reads of a pod of the stream.
+#[derive(Deserialize, Serialize)]
+struct Bare {
+    metadata: BareMetadata,
+    spec: BareSpec,
+}
+
+#[derive(Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct BareMetadata {
+    namespace: String,
+    name: String,
+    uid: String,
+    creation_timestamp: Option<String>,
+    annotations: BTreeMap<String, String>,
+}
+
+#[derive(Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct BareSpec {
+    node_name: Option<String>,
+    scheduler_name: String,
+    containers: Vec<BareContainer>,
+}
+
+#[derive(Deserialize, Serialize)]
+struct BareContainer {
+    name: String,
+    resources: Value,
+}
+
+impl DemoPod {
+    /// The object of a pod with this placement. Of a large fleet there are hundreds of thousands: it has only
+    /// what gpupack reads.
+    ///
+    /// # Errors
+    /// A placement that cannot be written, or a pod that cannot be read.
+    pub(crate) fn bound(&self, placement: &Placement) -> Result<Value> {
+        let mut pod: Bare = serde_json::from_str(&self.json)?;
+        pod.metadata.annotations.extend(encode(placement)?);
+        pod.spec.node_name = Some(placement.node.to_string());
+        Ok(serde_json::to_value(pod)?)
+    }
 }
 
 /// A kind of pod.
@@ -233,7 +285,9 @@ impl PodStream {
         self.made += 1;
         let (number, bits) = (self.made, self.random.random::<u64>());
         let uid = format!("{:08x}-0000-4000-8000-{:012x}", bits >> 32, number);
-        let name = format!("{}-7f9c6d5b8-{:05x}", kind.workload, bits & 0xf_ffff);
+        // Different ones for a million pods: the multiplier is odd.
+        let suffix = number.wrapping_mul(0x9_e375) & 0xf_ffff;
+        let name = format!("{}-7f9c6d5b8-{suffix:05x}", kind.workload);
         let pod = DemoPod { uid, namespace, name, json: String::new() };
         DemoPod { json: self.written(kind, &pod, created_unix_seconds), ..pod }
     }

@@ -20,7 +20,7 @@ use crate::clock::Clock;
 use crate::config::file::Config;
 use crate::config::identity::{AUDIENCE, REPLICA_NAME, SCHEDULER_NAME};
 use crate::config::lease::LEASE_NAME;
-use crate::control::shared::app::{App, ClusterTruth, Truth};
+use crate::control::shared::app::App;
 use crate::control::shared::leader::Replica;
 use crate::hardware::units::MemMib;
 use crate::issuing::keeper::{Keeper, keeping};
@@ -31,6 +31,7 @@ use crate::kube_api::identity::token::AgentTokens;
 use crate::kube_api::pod::watch as cluster_watch;
 use crate::kube_api::pod::watch::NodeLabels;
 use crate::kube_api::request::placement::FenceWriter;
+use crate::kube_api::write::events::NoticeSender;
 use crate::kube_api::write::lease::LeaseName;
 use crate::kube_api::write::target::PodKey;
 use crate::kube_api::write::term::Term;
@@ -156,14 +157,18 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
         };
         let proofs = Proofs::read(&config)?;
         let proof = proofs.as_ref().map(|proofs| proofs.replicas.clone());
-        let Connected { client, truth, acting, writing } =
+        let Connected { client, writer, notices, replica, acting, writing } =
             connect(&config, identity, proof, clock).await?;
         let ledger = Arc::new(Ledger::new(settings(&config, &clock)));
         ledger.share_by(config.pools.clone());
         let listeners = listen(&config).await?;
         let labels =
             NodeLabels { pool: config.pool_label.clone(), domain: DOMAIN_LABEL.to_owned() };
-        let app = Arc::new(App::new(ledger, clock, config, Truth::Cluster(Box::new(truth))));
+        let app = App::new(ledger, config, writer, notices);
+        let app = Arc::new(match replica {
+            Some(replica) => app.among(replica),
+            None => app,
+        });
         let (stop, stopped) = watch::channel(false);
         let identities = proofs.map(|proofs| proofs.identities(&app, client.clone()));
         let service = Service::new(Arc::clone(&app), set_log_level);
@@ -262,7 +267,9 @@ impl Identity {
 /// The ways to the API server, and the tasks that use them.
 struct Connected {
     client: Client,
-    truth: ClusterTruth,
+    writer: ApiWriter,
+    notices: NoticeSender,
+    replica: Option<Replica>,
     acting: JoinHandle<()>,
     writing: JoinHandle<()>,
 }
@@ -291,7 +298,7 @@ async fn connect(
     let (notices, notice_writer) =
         events::notices(client.clone(), name, QUEUED_EVENTS, config.api_timeout);
     let writing = tokio::spawn(notice_writer.run());
-    Ok(Connected { client, truth: ClusterTruth { writer, notices, replica }, acting, writing })
+    Ok(Connected { client, writer, notices, replica, acting, writing })
 }
 
 /// The certificates, and the names in those of others.
@@ -358,7 +365,7 @@ async fn listener(address: std::net::SocketAddr) -> Result<TcpListener> {
 pub(crate) async fn kube_config(kubeconfig: Option<&Path>) -> Result<kube::Config> {
     match kubeconfig {
         None => kube::Config::incluster()
-            .context("no service account is mounted: run inside a cluster, or set --kubeconfig"),
+            .context("no service account is mounted: run inside a or set --kubeconfig"),
         Some(path) => {
             let file = Kubeconfig::read_from(path)
                 .with_context(|| format!("cannot read the kubeconfig {}", path.display()))?;

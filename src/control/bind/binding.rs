@@ -24,7 +24,7 @@ use crate::control::bind::limits::{check_made_up, check_passed, is_shown, read_p
 use crate::control::bind::recall::recall;
 use crate::control::bind::settle::{gone, see_other_binding, settle, settled_bound, taken_back};
 use crate::control::bind::take_back::take_back;
-use crate::control::shared::app::{App, ClusterTruth, Truth};
+use crate::control::shared::app::App;
 use crate::control::shared::bind_error::BindError;
 use crate::control::shared::bind_locks::BindLock;
 use crate::control::shared::in_flight::NamedPod;
@@ -92,9 +92,6 @@ impl Call<'_> {
     /// there.
     fn check_passed(&self, pod: &SeenPod) -> Result<(), BindError> {
         let app = self.app;
-        if matches!(app.truth, Truth::Ledger) {
-            return Ok(());
-        }
         if !app.is_ours(pod) {
             return Err(BindError::NotOurs { scheduler: pod.scheduler_name.clone() });
         }
@@ -147,10 +144,7 @@ pub async fn bind_after(
         }
         let _ = sender.send(result); // unless the caller has hung up
     };
-    match app.truth {
-        Truth::Cluster(_) => app.outside.spawn(task),
-        Truth::Ledger => task.await, // it waits for guests alone, and its caller does not hang up
-    }
+    app.outside.spawn(task);
     let stopped = pin!(app.stopped_for(LAST_ANSWER_WITHIN));
     let result = match select(decided, stopped).await {
         Either::Left((result, _)) => result,
@@ -190,10 +184,9 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
     call.check_time()?;
     let known = app.pending.get(&uid).map(|pod| Arc::clone(&pod));
     let is_ready = app.readiness() == Readiness::Ready;
-    let pod = match (known, &app.truth) {
-        (Some(pod), _) => pod,
-        (None, Truth::Ledger) if !is_ready => return Err(BindError::WarmingUp),
-        (None, _) => read_pod(app, args).await?,
+    let pod = match known {
+        Some(pod) => pod,
+        None => read_pod(app, args).await?,
     };
     let node = NodeName::new(args.node.as_str());
     if let Some(bound_to) = &pod.node {
@@ -211,10 +204,9 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
         if !is_ready && mutated(Mutation::PlainPodWaits) {
             return Err(BindError::WarmingUp);
         }
-        let Truth::Cluster(cluster) = &app.truth else { return Err(gone(&pod.pod)) };
         // Only the pod's GPUs are not known yet, and it requests none.
         let target = |pod: &SeenPod| Ok(BindTarget::without_gpu(pod, &node)?);
-        return decide(call, cluster, &mut lock, &pod, target).await;
+        return decide(call, &mut lock, &pod, target).await;
     };
     if !is_ready {
         return Err(BindError::WarmingUp);
@@ -245,23 +237,18 @@ async fn bind_reserved(
             return Err(error);
         }
     };
-    match &app.truth {
-        Truth::Ledger => app.ledger.confirm(uid),
-        Truth::Cluster(cluster) => {
-            if let Err(error) = post(call, cluster, lock, pod, &placement).await {
-                // An earlier Binding of the pod to this node has succeeded.
-                if is_bound_there(app, uid, &args.node) {
-                    return Ok(());
-                }
-                if matches!(error, BindError::Lost) {
-                    keep_room(call, pod, kept, &error);
-                }
-                return Err(error);
-            }
-            app.tell_placed(pod, &placement);
-            app.tell_small(pod, &placement);
+    if let Err(error) = post(call, lock, pod, &placement).await {
+        // An earlier Binding of the pod to this node has succeeded.
+        if is_bound_there(app, uid, &args.node) {
+            return Ok(());
         }
+        if matches!(error, BindError::Lost) {
+            keep_room(call, pod, kept, &error);
+        }
+        return Err(error);
     }
+    app.tell_placed(pod, &placement);
+    app.tell_small(pod, &placement);
     placed(app, pod, &placement);
     Ok(())
 }
@@ -374,9 +361,8 @@ fn placed(app: &App, pod: &SeenPod, placement: &Placement) {
 /// Settles the Binding that an earlier call left undecided, before this call does anything. Whether
 /// that Binding bound the pod to the node of this call.
 async fn settle_earlier(call: &Call<'_>, lock: &mut BindLock<'_>) -> Result<bool, BindError> {
-    let Truth::Cluster(cluster) = &call.app.truth else { return Ok(false) };
     let Some(target) = lock.on_its_way.clone() else { return Ok(false) };
-    if settle(call.app, cluster, lock, &target).await? {
+    if settle(call.app, lock, &target).await? {
         return Ok(target.node().as_str() == call.args.node);
     }
     taken_back(call.app, lock, target.uid(), BindError::Undecided);
@@ -394,7 +380,6 @@ fn is_bound_there(app: &App, uid: &PodUid, node: &str) -> bool {
 /// Posts a Binding with this placement.
 async fn post(
     call: &Call<'_>,
-    cluster: &ClusterTruth,
     lock: &mut BindLock<'_>,
     pod: &SeenPod,
     placement: &Placement,
@@ -405,7 +390,7 @@ async fn post(
         check_reserved(app, uid, placement)?;
         Ok(BindTarget::new(pod, placement, &limits)?)
     };
-    decide(call, cluster, lock, pod, target).await
+    decide(call, lock, pod, target).await
 }
 
 /// Whether the devices of a pod are still there that are about to be posted: a node may have lost one
@@ -421,18 +406,17 @@ fn check_reserved(app: &App, uid: &PodUid, placement: &Placement) -> Result<(), 
 /// pod without a GPU request is not in the ledger; it is bound as kube-scheduler would bind it.
 async fn decide(
     call: &Call<'_>,
-    cluster: &ClusterTruth,
     lock: &mut BindLock<'_>,
     pod: &SeenPod,
     target: impl Fn(&SeenPod) -> Result<BindTarget, BindError>,
 ) -> Result<(), BindError> {
     let app = call.app;
-    let mut pod = match own_version(call, cluster, pod).await {
+    let mut pod = match own_version(call, pod).await {
         Ok(pod) => pod,
         Err(error) => return Err(taken_back(app, lock, &pod.pod.uid, error)),
     };
     for _ in 0..ATTEMPTS {
-        let announced = announce(call, cluster, &pod).await;
+        let announced = announce(call, &pod).await;
         let checked = announced.and_then(|()| call.check_time()).and_then(|()| target(&pod));
         let target = match checked {
             Ok(target) => target,
@@ -441,7 +425,7 @@ async fn decide(
         *lock.on_its_way = Some(target.clone());
         app.unseen_binds.insert(target.uid().clone(), app.clock.precise());
         app.edits.wrote(target.uid(), target.node(), target.annotations());
-        match cluster.writer.bind(&target).await {
+        match app.writer.bind(&target).await {
             BindOutcome::Bound => {
                 settled_bound(app, lock, target.uid());
                 return Ok(());
@@ -465,22 +449,22 @@ async fn decide(
                 }
             }
         }
-        if settle(app, cluster, lock, &target).await? {
+        if settle(app, lock, &target).await? {
             return Ok(());
         }
-        pod = unbound_again(app, cluster, lock, &target, &pod).await?;
+        pod = unbound_again(app, lock, &target, &pod).await?;
     }
     Err(taken_back(app, lock, &pod.pod.uid, BindError::Unsteady))
 }
 
 /// Makes sure that a successor of this leader knows that a Binding may be on its way. Nothing is
 /// allocated before this process has fenced those of others.
-async fn announce(call: &Call<'_>, cluster: &ClusterTruth, pod: &SeenPod) -> Result<(), BindError> {
+async fn announce(call: &Call<'_>, pod: &SeenPod) -> Result<(), BindError> {
     let Call { app, args, .. } = call;
     if pod.request == Ok(None) {
         return Ok(());
     }
-    if cluster.replica.is_some() {
+    if app.replica.is_some() {
         let key = PodKey::of(&pod.pod)?;
         app.in_flight.announce(NamedPod::new(&key, &pod.pod.uid, &args.node)).await;
     }
@@ -489,17 +473,13 @@ async fn announce(call: &Call<'_>, cluster: &ClusterTruth, pod: &SeenPod) -> Res
 
 /// The pod in a version that no other process wrote last. If a process that is gone did, the pod is
 /// fenced first, so that no late Binding of that process can succeed.
-async fn own_version(
-    call: &Call<'_>,
-    cluster: &ClusterTruth,
-    pod: &SeenPod,
-) -> Result<SeenPod, BindError> {
+async fn own_version(call: &Call<'_>, pod: &SeenPod) -> Result<SeenPod, BindError> {
     let (mut pod, requested) = (pod.clone(), &pod.request);
     if mutated(Mutation::ForeignVersionBound) {
         return Ok(pod);
     }
     for _ in 0..ATTEMPTS {
-        match call.app.fenced(cluster, &pod) {
+        match call.app.fenced(&pod) {
             Ordering::Equal if pod.request == *requested => return Ok(pod),
             Ordering::Equal => return Err(BindError::Unsteady),
             Ordering::Greater => return Err(BindError::OtherProcess),
@@ -508,7 +488,7 @@ async fn own_version(
         call.check_time()?;
         let (key, uid, version) = (PodKey::of(&pod.pod)?, &pod.pod.uid, &pod.resource_version);
         let value = format!("own-{version}");
-        pod = match cluster.writer.fence_pod(&key, uid, Some(version), &value).await {
+        pod = match call.app.writer.fence_pod(&key, uid, Some(version), &value).await {
             Fenced::Waiting { pod } => *pod,
             Fenced::Open { pod: Some(now), .. } if now.resource_version != *version => *now,
             Fenced::Open { cause, .. } => return Err(BindError::Unfenced { cause }),
@@ -525,13 +505,12 @@ async fn own_version(
 /// The pod in its newest version, for another attempt. Its request must be the same.
 async fn unbound_again(
     app: &App,
-    cluster: &ClusterTruth,
     lock: &mut BindLock<'_>,
     target: &BindTarget,
     before: &SeenPod,
 ) -> Result<SeenPod, BindError> {
     let uid = target.uid();
-    let read = match cluster.writer.read_back(target.key()).await {
+    let read = match app.writer.read_back(target.key()).await {
         Err(cause) => {
             let pod = target.key().to_string();
             return Err(taken_back(app, lock, uid, BindError::Unreadable { pod, cause }));
@@ -545,7 +524,7 @@ async fn unbound_again(
         see_other_binding(app, &pod);
         return Err(taken_back(app, lock, uid, BindError::BoundElsewhere));
     }
-    let is_foreign = app.fenced(cluster, &pod) != Ordering::Equal;
+    let is_foreign = app.fenced(&pod) != Ordering::Equal;
     if is_foreign && !mutated(Mutation::ForeignVersionAdopted) {
         // That other process may have allocated the room to others.
         return Err(taken_back(app, lock, uid, BindError::OtherProcess));

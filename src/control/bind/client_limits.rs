@@ -53,7 +53,6 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::config::file::Config;
-    use crate::control::shared::app::Truth;
     use crate::hardware::ids::{DeviceId, NodeName};
     use crate::hardware::pool::ConfiguredIsolation;
     use crate::hardware::units::{MemMib, Share};
@@ -62,7 +61,7 @@ mod tests {
     /// The limits that are written for 250 MiB of each of these devices.
     fn limits(settings: &str, devices: &[&str]) -> String {
         let config = Config::from_yaml(&format!("webhook: {{{settings}}}")).unwrap();
-        let app = App::new(Arc::new(ledger("A")), Clock::start(), config, Truth::Ledger);
+        let app = App::alone(Arc::new(ledger("A")), config, Clock::start());
         let demand = Demand { memory: MemMib::new(250), share: Share::from_millionths(255_000) };
         let id = |name: &&str| PlacedDevice { id: DeviceId::new(name).unwrap(), demand };
         let devices = devices.iter().map(id).collect();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::control::bind::client_limits::client_limits;
-use crate::control::shared::app::{App, ClusterTruth, Truth};
+use crate::control::shared::app::App;
 use crate::control::shared::edited::Known;
 use crate::hardware::ids::{NodeName, PodUid};
 use crate::kube_api::pod::seen_pod::SeenPod;
@@ -38,7 +38,7 @@ pub(crate) fn see_written(app: &App, seen: &SeenPod) {
         return;
     }
     // What the leader writes is no edit, such as another limit.
-    let is_follower = app.truth.has_replicas() && !app.leading.is_here();
+    let is_follower = app.has_replicas() && !app.leading.is_here();
     if known.is_some_and(|known| known.is_of(placement)) && !is_follower {
         return tell_edited(app, &seen.pod, node);
     }
@@ -72,7 +72,6 @@ pub(crate) async fn restoring(app: &Arc<App>) {
 
 /// Writes back the placements that are due now.
 pub async fn restore_edited(app: &App) {
-    let Truth::Cluster(cluster) = &app.truth else { return };
     if !app.leading.is_here() {
         app.edits.follows();
         return;
@@ -82,7 +81,7 @@ pub async fn restore_edited(app: &App) {
     }
     app.edits.led_since(app.clock.now());
     for pod in app.edits.take_due(app.clock.now()) {
-        let result = match restore(app, cluster, &pod).await {
+        let result = match restore(app, &pod).await {
             Ok(true) => EditResult::Restored,
             Ok(false) => continue,
             Err(fault) => {
@@ -101,7 +100,7 @@ fn may_be_newer(app: &App, seen: &SeenPod, held: &Placement) -> bool {
     let Ok(Some(written)) = &seen.placement else { return false };
     let are_others = written.devices != held.devices && written.is_on_spots_of(held);
     let now = app.clock.now();
-    let led_since = app.truth.has_replicas().then(|| app.edits.led_since(now));
+    let led_since = app.has_replicas().then(|| app.edits.led_since(now));
     let since = led_since.max(app.pulse.resumed(now));
     are_others
         && since.is_some_and(|since| !app.ledger.is_sampled_after(&held.node, since))
@@ -109,13 +108,13 @@ fn may_be_newer(app: &App, seen: &SeenPod, held: &Placement) -> bool {
 }
 
 /// Writes the ledger's placement on a pod that shows another one. Whether that was needed.
-async fn restore(app: &App, cluster: &ClusterTruth, pod: &PodRef) -> Result<bool, String> {
+async fn restore(app: &App, pod: &PodRef) -> Result<bool, String> {
     let held = app.ledger.reservation(&pod.uid);
     let Some(held) = held.filter(|held| held.state == ReservationState::Confirmed) else {
         return Ok(false);
     };
     let key = PodKey::of(pod).map_err(|fault| fault.to_string())?;
-    let read = cluster.writer.read_back(&key).await.map_err(|cause| cause.to_string())?;
+    let read = app.writer.read_back(&key).await.map_err(|cause| cause.to_string())?;
     let Some(read) = read else { return Ok(false) };
     // Again: a move that was written meanwhile is no edit.
     let Some(held) = app.ledger.reservation(&held.pod.uid) else { return Ok(false) };
@@ -127,7 +126,7 @@ async fn restore(app: &App, cluster: &ClusterTruth, pod: &PodRef) -> Result<bool
     if is_ours || seen.pod.uid != pod.uid {
         return Ok(false);
     }
-    if app.is_of_later(cluster, &seen) {
+    if app.is_of_later(&seen) {
         app.edits.note(pod, app.clock.now()); // it may be gone
         return Ok(false);
     }
@@ -149,7 +148,7 @@ async fn restore(app: &App, cluster: &ClusterTruth, pod: &PodRef) -> Result<bool
     app.edits.wrote(&pod.uid, &held.placement.node, &annotations);
     let patch = patch_to(&annotations, &read.metadata.annotations.unwrap_or_default());
     let version = (seen.resource_version.as_str(), seen.fenced_by);
-    match cluster.writer.write_placement(&key, &pod.uid, version, &patch).await {
+    match app.writer.write_placement(&key, &pod.uid, version, &patch).await {
         PatchOutcome::Patched { .. } => {
             tracing::warn!(pod_uid = %pod.uid, %pod, node = %held.placement.node, "the placement annotations of a pod were not those of the ledger: gpupack wrote them");
             Ok(true)

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::control::shared::app::{App, Truth};
+use crate::control::shared::app::App;
 use crate::control::shared::bind_error::BindError;
 use crate::control::shared::passed::{PASSED_FOR, Verdict};
 use crate::hardware::ids::PodUid;
@@ -31,8 +31,7 @@ pub(crate) fn check_passed(app: &App, uid: &PodUid, node: &str) -> Result<(), Bi
 pub(crate) fn check_made_up(app: &App, uid: &PodUid, node: &str) -> Result<(), BindError> {
     let is_held_there =
         || app.ledger.reservation(uid).is_some_and(|held| held.placement.node.as_str() == node);
-    let is_ledger = matches!(app.truth, Truth::Ledger);
-    if is_ledger || app.pending.contains_key(uid) || app.binds.has(uid) || is_held_there() {
+    if app.pending.contains_key(uid) || app.binds.has(uid) || is_held_there() {
         return Ok(());
     }
     check_passed(app, uid, node)
@@ -49,13 +48,12 @@ pub(crate) async fn read_pod(
     args: &ExtenderBindingArgs,
 ) -> Result<Arc<SeenPod>, BindError> {
     let pod = format!("{}/{}", args.pod_namespace, args.pod_name);
-    let Truth::Cluster(cluster) = &app.truth else { return Err(BindError::Gone { pod }) };
     let key = PodKey::new(&args.pod_namespace, &args.pod_name)?;
     let is_shown = is_shown(app, &PodUid::new(args.pod_uid.as_str()));
     let read = app.binds.limits.reads(is_shown).acquire();
     let read = app.outside.within(READ_WITHIN, read).await;
     let Some(Ok(_read)) = read else { return Err(BindError::TooMany) };
-    let found = match cluster.writer.read_back(&key).await {
+    let found = match app.writer.read_back(&key).await {
         Err(cause) => return Err(BindError::Unreadable { pod, cause }),
         Ok(found) => found.map(|found| SeenPod::judged(&found, &app.request_rules)),
     };

@@ -14,7 +14,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 
 use crate::control::bind::client_limits::{client_limits, least_at_start};
-use crate::control::shared::app::{App, ClusterTruth, Truth};
+use crate::control::shared::app::App;
 use crate::hardware::ids::{DeviceId, PodUid};
 use crate::hardware::units::{Demand, Timestamp};
 use crate::kube_api::pod::gpu_container::GpuContainer;
@@ -59,7 +59,6 @@ pub(crate) enum Next {
 
 /// Moves all guests of a node home that are recalled, or those of all nodes, each in a task of its own.
 pub(crate) fn recall(app: &Arc<App>, node: Option<&str>) {
-    let Truth::Cluster(_) = &app.truth else { return }; // the demo plays kubelet
     if !app.leading.is_here() || !app.is_fenced() {
         return;
     }
@@ -100,13 +99,12 @@ impl Drop for Ends<'_> {
 }
 
 async fn send_home(app: &Arc<App>, pod: &PodRef) {
-    let Truth::Cluster(cluster) = &app.truth else { return };
     let Ok(key) = PodKey::of(pod) else { return };
     let (began, mut waits) = (app.clock.now(), Waits::default());
     let is_young = || app.clock.now().since(began) < STAY_FOR;
     let stays = |waits: &Waits| is_young() || waits.kubelet.is_some() || waits.processes.is_some();
     while stays(&waits) && app.leading.is_here() {
-        match step(app, cluster, (pod, &key), &mut waits).await {
+        match step(app, (pod, &key), &mut waits).await {
             Next::Done => return,
             Next::After(pause) => app.outside.sleep(pause).await,
         }
@@ -129,12 +127,7 @@ struct Waits {
 }
 
 /// The next step of a move home.
-async fn step(
-    app: &Arc<App>,
-    cluster: &ClusterTruth,
-    (pod, key): (&PodRef, &PodKey),
-    waits: &mut Waits,
-) -> Next {
+async fn step(app: &Arc<App>, (pod, key): (&PodRef, &PodKey), waits: &mut Waits) -> Next {
     let Some(held) = app.ledger.reservation(&pod.uid) else { return Next::Done };
     let Some(guest) = held.placement.guest.clone() else { return Next::Done };
     match (held.state, held.departure) {
@@ -153,7 +146,7 @@ async fn step(
         }
         (ReservationState::Confirmed, Departure::Settling) => {
             waits.kubelet = None;
-            return settle(app, cluster, pod, key).await;
+            return settle(app, pod, key).await;
         }
         (ReservationState::Confirmed, Departure::Recalled) => {}
     }
@@ -163,7 +156,7 @@ async fn step(
     {
         return next;
     }
-    let read = match read(app, cluster, pod, key).await {
+    let read = match read(app, pod, key).await {
         Ok(read) => read,
         Err(next) => {
             waits.kubelet = None; // kubelet may not be able to say anything either
@@ -187,12 +180,12 @@ async fn step(
     let known = Known { pod, key, held: &held, guest: &guest, annotations };
     match &guest.leaving {
         Some(leaving) if is_written => {
-            go_on(app, cluster, &known, (&read, container, leaving), (lack, waits)).await
+            go_on(app, &known, (&read, container, leaving), (lack, waits)).await
         }
         Some(_) | None => {
             let (container, cpu_milli) = (container.id.as_str().into(), container.cpu_milli);
             let leaving = Move { container, cpu_milli };
-            write(app, cluster, &known, (leaving, &seen.resource_version)).await
+            write(app, &known, (leaving, &seen.resource_version)).await
         }
     }
 }
@@ -228,7 +221,6 @@ fn catch_up(app: &App, pod: &PodRef, guest: &Guest, seen: &SeenPod) -> Option<Ne
 /// What is to be done after the first write.
 async fn go_on(
     app: &Arc<App>,
-    cluster: &ClusterTruth,
     known: &Known<'_>,
     (Read { seen, pending, is_resizing, .. }, container, leaving): (&Read, &GpuContainer, &Move),
     (lack, waits): (Lack, &mut Waits),
@@ -239,11 +231,11 @@ async fn go_on(
     let is_ignored = is_ignored(&mut waits.kubelet, shows_sign, (now, app.pulse.resumed(now)));
     let may_be_home = waits.may_be_home;
     if !is_ordered {
-        return restart(app, cluster, known, (seen, lack, may_be_home)).await;
+        return restart(app, known, (seen, lack, may_be_home)).await;
     }
     if let Some(pending) = pending {
         let fault = format!("kubelet does not carry out its resize: {pending}");
-        return take_back(app, cluster, known, (seen, leaving, may_be_home), &fault).await;
+        return take_back(app, known, (seen, leaving, may_be_home), &fault).await;
     }
     app.see_bound(seen); // kubelet may be done
     match is_ignored {
@@ -286,19 +278,14 @@ pub(crate) struct Read {
 }
 
 /// The pod as the API server has it now, or what to do without it.
-pub(crate) async fn read(
-    app: &App,
-    cluster: &ClusterTruth,
-    pod: &PodRef,
-    key: &PodKey,
-) -> Result<Read, Next> {
-    let read = match cluster.writer.read_back(key).await {
+pub(crate) async fn read(app: &App, pod: &PodRef, key: &PodKey) -> Result<Read, Next> {
+    let read = match app.writer.read_back(key).await {
         Err(_) => return Err(Next::After(TRY_AGAIN)),
         Ok(Some(read)) if read.metadata.uid.as_deref() == Some(pod.uid.as_str()) => read,
         Ok(_) => return Err(Next::Done),
     };
     let seen = SeenPod::from_api(&read);
-    if app.is_of_later(cluster, &seen) {
+    if app.is_of_later(&seen) {
         return Err(Next::Done); // that one moves it
     }
     let (pending, is_resizing) = (pending_resize(&read), is_resizing(&read));
@@ -439,7 +426,6 @@ impl Known<'_> {
     pub(crate) async fn write(
         &self,
         app: &App,
-        cluster: &ClusterTruth,
         (placement, at_start): (&Placement, Option<Demand>),
         resource_version: &str,
     ) -> PatchOutcome {
@@ -457,14 +443,13 @@ impl Known<'_> {
         let uid = &self.pod.uid;
         let fenced_by = self.annotations.get(FENCE).map(|value| FenceWriter::of(value));
         let version = (resource_version, fenced_by);
-        cluster.writer.write_placement(self.key, uid, version, &patch).await
+        app.writer.write_placement(self.key, uid, version, &patch).await
     }
 }
 
 /// The first write: from now on its container starts at home.
 async fn write(
     app: &Arc<App>,
-    cluster: &ClusterTruth,
     known: &Known<'_>,
     (leaving, resource_version): (Move, &str),
 ) -> Next {
@@ -478,7 +463,7 @@ async fn write(
         }
     };
     let at_start = app.ledger.at_start(uid);
-    match known.write(app, cluster, (&placement, at_start), resource_version).await {
+    match known.write(app, (&placement, at_start), resource_version).await {
         PatchOutcome::Patched { .. } => Next::After(Duration::ZERO),
         PatchOutcome::Gone => Next::Done,
         PatchOutcome::Undecided { .. } => Next::After(TRY_AGAIN),
@@ -500,14 +485,13 @@ async fn write(
 /// The second write: kubelet restarts its container. If it is refused, the first one is taken back.
 async fn restart(
     app: &Arc<App>,
-    cluster: &ClusterTruth,
     known: &Known<'_>,
     (seen, lack, may_be_home): (&SeenPod, Lack, bool),
 ) -> Next {
     if lack != Lack::None || !app.ledger.may_go_home(&known.pod.uid) {
         return Next::After(TRY_AGAIN); // the first write is of an earlier process, or its agent fell silent since
     }
-    match resize(cluster, (known.pod, known.key), seen).await {
+    match resize(app, (known.pod, known.key), seen).await {
         Resized::Accepted => {
             tell_moved(app, known);
             Next::After(LOOK_AGAIN)
@@ -516,7 +500,7 @@ async fn restart(
         Resized::Not(next) => next,
         Resized::Refused(fault) => {
             let Some(leaving) = &known.guest.leaving else { return Next::Done };
-            take_back(app, cluster, known, (seen, leaving, may_be_home), &fault).await
+            take_back(app, known, (seen, leaving, may_be_home), &fault).await
         }
     }
 }
@@ -532,18 +516,14 @@ pub(crate) enum Resized {
 }
 
 /// Changes the CPU request of a container in one direction, or in the other if the first is refused.
-pub(crate) async fn resize(
-    cluster: &ClusterTruth,
-    (pod, key): (&PodRef, &PodKey),
-    seen: &SeenPod,
-) -> Resized {
+pub(crate) async fn resize(app: &App, (pod, key): (&PodRef, &PodKey), seen: &SeenPod) -> Resized {
     let Some(container) = &seen.gpu_container else { return Resized::Not(Next::Done) };
     let written = seen.placement.as_ref().ok().and_then(Option::as_ref);
     let moved = written.and_then(|it| it.guest.as_ref()?.leaving.as_ref());
     let mut fault = String::new();
     for cpu in container.resized(moved) {
         let (version, change) = (seen.resource_version.as_str(), (container.name.as_str(), cpu));
-        match cluster.writer.resize(key, &pod.uid, version, change).await {
+        match app.writer.resize(key, &pod.uid, version, change).await {
             PatchOutcome::Patched { .. } => return Resized::Accepted,
             PatchOutcome::Gone => return Resized::Not(Next::Done),
             PatchOutcome::Conflict => return Resized::Not(Next::After(LOOK_AGAIN)),
@@ -564,7 +544,6 @@ pub(crate) async fn resize(
 /// ran before, away from home: a later one may have started at home.
 async fn take_back(
     app: &Arc<App>,
-    cluster: &ClusterTruth,
     known: &Known<'_>,
     (seen, leaving, may_be_home): (&SeenPod, &Move, bool),
     fault: &str,
@@ -581,7 +560,7 @@ async fn take_back(
         return count_on_both(app, known.pod, fault);
     }
     let placement = (&known.placement(None), least_at_start(app, known.held));
-    match known.write(app, cluster, placement, &seen.resource_version).await {
+    match known.write(app, placement, &seen.resource_version).await {
         PatchOutcome::Patched { .. } => {
             app.ledger.write_move(uid, None);
             failed(app, known.pod, fault)
@@ -689,7 +668,6 @@ fn count_on_both(app: &App, pod: &PodRef, fault: &str) -> Next {
 /// Tries again to restart a guest that counts on both GPUs.
 async fn try_slowly(
     app: &Arc<App>,
-    cluster: &ClusterTruth,
     (known, leaving): (&Known<'_>, &Move),
     Read { seen, pending, .. }: &Read,
 ) -> Next {
@@ -701,7 +679,7 @@ async fn try_slowly(
         if !app.ledger.may_go_home(uid) {
             return Next::After(TRY_SLOWLY);
         }
-        match resize(cluster, (known.pod, known.key), seen).await {
+        match resize(app, (known.pod, known.key), seen).await {
             Resized::Accepted | Resized::Undecided => {}
             Resized::Not(next) => return next,
             Resized::Refused(_) => return Next::After(TRY_SLOWLY),
@@ -716,15 +694,10 @@ async fn try_slowly(
 
 /// Writes where a guest is allocated that cannot be moved. Until then it is allocated both, and one that may still run at
 /// home stays so.
-pub(crate) async fn settle(
-    app: &Arc<App>,
-    cluster: &ClusterTruth,
-    pod: &PodRef,
-    key: &PodKey,
-) -> Next {
+pub(crate) async fn settle(app: &Arc<App>, pod: &PodRef, key: &PodKey) -> Next {
     let Some(held) = app.ledger.reservation(&pod.uid) else { return Next::Done };
     let Some(guest) = held.placement.guest.clone() else { return Next::Done };
-    let read = match read(app, cluster, pod, key).await {
+    let read = match read(app, pod, key).await {
         Ok(read) => read,
         Err(next) => return next,
     };
@@ -734,10 +707,10 @@ pub(crate) async fn settle(
     }
     let known = Known { pod, key, held: &held, guest: &guest, annotations };
     if let Some(leaving) = &guest.leaving {
-        return try_slowly(app, cluster, (&known, leaving), &read).await;
+        return try_slowly(app, (&known, leaving), &read).await;
     }
     let placement = (&held.settled_placement(), least_at_start(app, &held));
-    match known.write(app, cluster, placement, &seen.resource_version).await {
+    match known.write(app, placement, &seen.resource_version).await {
         PatchOutcome::Patched { .. } => {
             app.outbox.push(app.ledger.settled(&pod.uid));
             app.moves.unstick(&pod.uid);

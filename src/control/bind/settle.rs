@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 
-use crate::control::shared::app::{App, ClusterTruth, Truth};
+use crate::control::shared::app::App;
 use crate::control::shared::bind_error::BindError;
 use crate::control::shared::bind_locks::BindLock;
 use crate::hardware::ids::PodUid;
@@ -35,13 +35,12 @@ const SETTLED_AT_ONCE: usize = 16;
 /// Finds out whether a Binding bound the pod. On `false` this Binding can no longer succeed.
 pub(crate) async fn settle(
     app: &Arc<App>,
-    cluster: &ClusterTruth,
     lock: &mut BindLock<'_>,
     target: &BindTarget,
 ) -> Result<bool, BindError> {
     let started = app.clock.now();
     loop {
-        match cluster.writer.settle(target).await {
+        match app.writer.settle(target).await {
             Settled::Bound { .. } => {
                 settled_bound(app, lock, target.uid());
                 return Ok(true);
@@ -68,7 +67,6 @@ pub(crate) async fn settle(
 
 /// Settles Bindings that no caller waits for, and reservations whose bind task has died.
 pub async fn settle_abandoned(app: &Arc<App>) {
-    let Truth::Cluster(cluster) = &app.truth else { return };
     if mutated(Mutation::AbandonedUnsettled) {
         return;
     }
@@ -81,8 +79,8 @@ pub async fn settle_abandoned(app: &Arc<App>) {
         .for_each_concurrent(SETTLED_AT_ONCE, |(uid, assumed)| async move {
             let Some(mut lock) = app.binds.try_take(&uid) else { return }; // it is seen to
             match (lock.on_its_way.clone(), assumed) {
-                (Some(target), _) => settle_once(app, cluster, &mut lock, &target).await,
-                (None, Some(pod)) => settle_dead(app, cluster, &mut lock, &pod).await,
+                (Some(target), _) => settle_once(app, &mut lock, &target).await,
+                (None, Some(pod)) => settle_dead(app, &mut lock, &pod).await,
                 (None, None) => {} // it has been decided meanwhile
             }
         })
@@ -90,14 +88,9 @@ pub async fn settle_abandoned(app: &Arc<App>) {
 }
 
 /// Makes one attempt to settle a Binding.
-async fn settle_once(
-    app: &App,
-    cluster: &ClusterTruth,
-    lock: &mut BindLock<'_>,
-    target: &BindTarget,
-) {
+async fn settle_once(app: &App, lock: &mut BindLock<'_>, target: &BindTarget) {
     let uid = target.uid();
-    match cluster.writer.settle(target).await {
+    match app.writer.settle(target).await {
         Settled::Bound { .. } => settled_bound(app, lock, uid),
         Settled::BoundElsewhere { pod } => {
             see_other_binding(app, &SeenPod::from_api(&pod));
@@ -113,13 +106,13 @@ async fn settle_once(
 
 /// Settles a reservation whose bind task has died. The pod is fenced: what the task posted, if
 /// anything, succeeds before that or never.
-async fn settle_dead(app: &App, cluster: &ClusterTruth, lock: &mut BindLock<'_>, pod: &PodRef) {
+async fn settle_dead(app: &App, lock: &mut BindLock<'_>, pod: &PodRef) {
     let is_assumed = |held: &Reservation| matches!(held.state, ReservationState::Assumed { .. });
     let still_assumed = app.ledger.reservation(&pod.uid).is_some_and(|held| is_assumed(&held));
     let Some(key) = PodKey::of(pod).ok().filter(|_| still_assumed) else { return };
     tracing::error!(pod_uid = %pod.uid, %pod, "the bind of this pod has died: checking what it did");
     let value = format!("settle-{}", app.clock.now().millis());
-    match cluster.writer.fence_pod(&key, &pod.uid, None, &value).await {
+    match app.writer.fence_pod(&key, &pod.uid, None, &value).await {
         Fenced::Bound { pod } => {
             app.see_bound(&pod);
             app.in_flight.ended(&pod.pod.uid, app.clock.now());

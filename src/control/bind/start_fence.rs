@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 
-use crate::control::shared::app::{App, ClusterTruth, Truth};
+use crate::control::shared::app::App;
 use crate::control::shared::in_flight::{HeldPod, NamedPod};
 use crate::hardware::ids::PodUid;
 use crate::kube_api::write::outcome::Fenced;
@@ -52,15 +52,11 @@ type Pending = (PodRef, Option<NamedPod>);
 ///
 /// False if pods cannot be listed: another replica may be able to.
 pub(crate) async fn fence(app: &Arc<App>, scope: Scope) -> bool {
-    let Truth::Cluster(cluster) = &app.truth else {
-        app.set_fenced();
-        return true;
-    };
     if mutated(Mutation::NoStartFence) {
         app.set_fenced();
         return true;
     }
-    if cluster.replica.is_some() && matches!(scope, Scope::All) {
+    if app.replica.is_some() && matches!(scope, Scope::All) {
         // The watch may be behind what the earlier process did; a list that begins now is not.
         let listed = app.lists.completed(app.lists.want());
         if app.outside.within(LISTED_WITHIN, listed).await.is_none() {
@@ -89,9 +85,9 @@ pub(crate) async fn fence(app: &Arc<App>, scope: Scope) -> bool {
             let value = &value;
             async move {
                 let mut tried_for = Duration::ZERO;
-                while !fence_waiting(app, cluster, &pod, value).await && tried_for < FENCE_FOR {
+                while !fence_waiting(app, &pod, value).await && tried_for < FENCE_FOR {
                     app.outside.sleep(AGAIN_AFTER).await;
-                    if cluster.writer.term().is_valid() {
+                    if app.writer.term().is_valid() {
                         tried_for += AGAIN_AFTER; // else no write was tried
                     }
                 }
@@ -119,15 +115,10 @@ fn take_over(app: &App, holds: Vec<HeldPod>) {
 }
 /// Fences a waiting pod at the start. True if no Binding of an earlier run can succeed any more.
 /// One that succeeded meanwhile is in the ledger by then.
-async fn fence_waiting(
-    app: &App,
-    cluster: &ClusterTruth,
-    (pod, named): &Pending,
-    value: &str,
-) -> bool {
+async fn fence_waiting(app: &App, (pod, named): &Pending, value: &str) -> bool {
     let Ok(key) = PodKey::of(pod) else { return true };
     let lists = app.lists.count();
-    match cluster.writer.fence_pod(&key, &pod.uid, None, value).await {
+    match app.writer.fence_pod(&key, &pod.uid, None, value).await {
         Fenced::Waiting { .. } => true,
         Fenced::Gone => {
             app.settle_pod(&pod.uid); // the watch is late

@@ -13,7 +13,7 @@ use crate::control::bind::client_limits::{client_limits, least_at_start};
 use crate::control::bind::recall::{
     Ends, LOOK_AGAIN, NO_RESTART, Next, Read, Resized, STAY_FOR, TRY_AGAIN, names, read, resize,
 };
-use crate::control::shared::app::{App, ClusterTruth, Truth};
+use crate::control::shared::app::App;
 use crate::hardware::ids::{DeviceId, NodeName};
 use crate::hardware::units::Timestamp;
 use crate::kube_api::pod::gpu_container::GpuContainer;
@@ -44,7 +44,6 @@ struct Order {
 /// Takes back what pods of a node, or of all nodes, use above their request and others lack, each in a
 /// task of its own.
 pub(crate) fn take_back(app: &Arc<App>, node: Option<&str>) {
-    let Truth::Cluster(_) = &app.truth else { return }; // the demo plays kubelet
     if !app.leading.is_here() || !app.is_fenced() {
         return;
     }
@@ -61,11 +60,10 @@ pub(crate) fn take_back(app: &Arc<App>, node: Option<&str>) {
 }
 
 async fn give_back(app: &Arc<App>, pod: &PodRef) {
-    let Truth::Cluster(cluster) = &app.truth else { return };
     let Ok(key) = PodKey::of(pod) else { return };
     let (began, mut order) = (app.clock.now(), None);
     while app.clock.now().since(began) < STAY_FOR && app.leading.is_here() {
-        match step(app, cluster, (pod, &key), &mut order).await {
+        match step(app, (pod, &key), &mut order).await {
             Next::Done => return,
             Next::After(pause) => app.outside.sleep(pause).await,
         }
@@ -77,12 +75,7 @@ async fn give_back(app: &Arc<App>, pod: &PodRef) {
 
 /// Once a restart is ordered, it is followed until a list shows what came of it, also if no pod needs that
 /// any more.
-async fn step(
-    app: &Arc<App>,
-    cluster: &ClusterTruth,
-    (pod, key): (&PodRef, &PodKey),
-    order: &mut Option<Order>,
-) -> Next {
+async fn step(app: &Arc<App>, (pod, key): (&PodRef, &PodKey), order: &mut Option<Order>) -> Next {
     if let Some(Order { node, device, ended: Some(ended), .. }) = order {
         let listed = app.ledger.listed(node.as_str(), device);
         if listed.is_none_or(|listed| listed <= ended.plus(SAMPLED_WITHIN)) {
@@ -91,7 +84,7 @@ async fn step(
         app.metrics.moved(MoveReason::TakeBack, MoveResult::Done);
         return Next::Done;
     }
-    let Read { seen, annotations, pending, .. } = match read(app, cluster, pod, key).await {
+    let Read { seen, annotations, pending, .. } = match read(app, pod, key).await {
         Ok(read) => read,
         Err(next) => return next,
     };
@@ -104,7 +97,7 @@ async fn step(
     }
     let Some(order) = order else {
         let read = (&seen, container, &annotations);
-        return order_restart(app, cluster, (pod, key), read, order).await;
+        return order_restart(app, (pod, key), read, order).await;
     };
     if container.has_left(&order.before) {
         order.ended = Some(app.clock.now());
@@ -117,7 +110,6 @@ async fn step(
 /// Makes kubelet restart the container, unless that was done often in vain.
 async fn order_restart(
     app: &Arc<App>,
-    cluster: &ClusterTruth,
     (pod, key): (&PodRef, &PodKey),
     (seen, container, annotations): (&SeenPod, &GpuContainer, &BTreeMap<String, String>),
     order: &mut Option<Order>,
@@ -126,13 +118,13 @@ async fn order_restart(
     if !app.moves.may_restart(&pod.uid, app.clock.now()) {
         return failed(app, pod, "it was restarted several times, and took it again each time");
     }
-    if let Some(next) = lower_limit(app, cluster, (pod, key), (seen, annotations)).await {
+    if let Some(next) = lower_limit(app, (pod, key), (seen, annotations)).await {
         return next;
     }
     let before = Move { container: container.id.as_str().into(), cpu_milli: container.cpu_milli };
     let (node, device) = (debt.node.clone(), debt.device.clone());
     let ordered = Order { node, device, before, ended: None };
-    let (resized, next) = match resize(cluster, (pod, key), seen).await {
+    let (resized, next) = match resize(app, (pod, key), seen).await {
         Resized::Accepted => (true, LOOK_AGAIN),
         // It may still arrive, and counts.
         Resized::Undecided => (false, TRY_AGAIN),
@@ -151,7 +143,6 @@ async fn order_restart(
 /// What to do next if that was to be written; then the pod has another version.
 async fn lower_limit(
     app: &App,
-    cluster: &ClusterTruth,
     (pod, key): (&PodRef, &PodKey),
     (seen, annotations): (&SeenPod, &BTreeMap<String, String>),
 ) -> Option<Next> {
@@ -176,7 +167,7 @@ async fn lower_limit(
     app.edits.wrote(&pod.uid, &held.placement.node, &all);
     let patch = BTreeMap::from([(MPS_MEMORY.to_owned(), Some(limit))]);
     let version = (seen.resource_version.as_str(), seen.fenced_by);
-    let outcome = cluster.writer.write_placement(key, &pod.uid, version, &patch).await;
+    let outcome = app.writer.write_placement(key, &pod.uid, version, &patch).await;
     if matches!(outcome, PatchOutcome::Conflict | PatchOutcome::Refused { .. }) {
         app.edits.did_not_write(&pod.uid, known, &all);
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::control::lead::informing::join;
-use crate::control::shared::app::{App, ClusterTruth};
+use crate::control::shared::app::App;
 use crate::control::shared::in_flight::{HeldPod, NamedPod};
 use crate::control::shared::leader::{Leader, Replica};
 use crate::control::shared::log_limit::LogLimit;
@@ -25,7 +25,6 @@ static LOGGED: LogLimit = LogLimit::new();
 
 pub(crate) struct Candidate<'a> {
     pub(crate) app: &'a Arc<App>,
-    pub(crate) cluster: &'a ClusterTruth,
     pub(crate) replica: &'a Replica,
     seen: Option<Seen>,
     /// The last replica that had the Lease.
@@ -60,8 +59,8 @@ struct Tried {
 }
 
 impl<'a> Candidate<'a> {
-    pub(crate) fn new(app: &'a Arc<App>, cluster: &'a ClusterTruth, replica: &'a Replica) -> Self {
-        Self { app, cluster, replica, seen: None, last_holder: String::new() }
+    pub(crate) fn new(app: &'a Arc<App>, replica: &'a Replica) -> Self {
+        Self { app, replica, seen: None, last_holder: String::new() }
     }
 
     /// Follows until this replica leads; `None` if it is to stop.
@@ -70,7 +69,7 @@ impl<'a> Candidate<'a> {
         let mut joined = None;
         while !self.app.leaving.is_set() {
             let lease = &self.replica.lease;
-            let free = match self.cluster.writer.read_lease(lease, self.within()).await {
+            let free = match self.app.writer.read_lease(lease, self.within()).await {
                 LeaseAnswer::Is(held) => {
                     if let Some(Tried { own, sent, was_informed }) = tried.take()
                         && (&held.holder, held.term) == (&own.holder, own.term)
@@ -99,7 +98,7 @@ impl<'a> Candidate<'a> {
             let (sent, own) = (self.app.clock.now(), self.claim(&free));
             let was_informed = free.informed.contains(&self.replica.identity)
                 || mutated(Mutation::UninformedTrusted);
-            match self.cluster.writer.write_lease(lease, &own, self.within()).await {
+            match self.app.writer.write_lease(lease, &own, self.within()).await {
                 LeaseAnswer::Is(held) => return Some(self.win(*held, sent, was_informed)),
                 LeaseAnswer::Failed(_) => tried = Some(Tried { own, sent, was_informed }),
                 LeaseAnswer::Missing | LeaseAnswer::Changed => {}
@@ -212,7 +211,7 @@ impl<'a> Candidate<'a> {
         let heard = self.app.heard.close();
         let (before, bindings) = (self.last_holder, heard.0.len());
         tracing::info!(term = held.term, was_informed, bindings, before, "this replica leads");
-        self.cluster.writer.term().begin(held.term, valid_until(self.replica, sent));
+        self.app.writer.term().begin(held.term, valid_until(self.replica, sent));
         self.app.set_leading();
         Won { held, sent, before, heard: was_informed.then_some(heard) }
     }

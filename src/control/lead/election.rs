@@ -18,7 +18,7 @@ use crate::control::bind::start_fence::{Scope, fence};
 use crate::control::lead::candidate::{
     AGAIN_AFTER, Candidate, Won, holder_of, valid_until, within,
 };
-use crate::control::shared::app::{App, ClusterTruth, Truth};
+use crate::control::shared::app::App;
 use crate::control::shared::leader::{Leader, Replica};
 use crate::hardware::units::Timestamp;
 use crate::kube_api::write::lease::{Held, LeaseAnswer};
@@ -37,12 +37,11 @@ const LAST_BINDS: Duration = Duration::from_secs(1);
 
 /// Follows and leads until the process ends.
 pub(crate) async fn electing(app: &Arc<App>) {
-    let Truth::Cluster(cluster) = &app.truth else { return };
-    let Some(replica) = &cluster.replica else {
+    let Some(replica) = &app.replica else {
         fence(app, Scope::All).await;
         return;
     };
-    let Some(won) = Candidate::new(app, cluster, replica).follow().await else {
+    let Some(won) = Candidate::new(app, replica).follow().await else {
         return app.set_stopping();
     };
     let Won { held, sent, before, heard } = won;
@@ -51,7 +50,7 @@ pub(crate) async fn electing(app: &Arc<App>) {
         Some((bindings, holds)) => Scope::Known { bindings, holds },
         None => Scope::All,
     };
-    let leader = Leads { app, cluster, replica };
+    let leader = Leads { app, replica };
     let fencing = fence(app, scope).then(async |is_done| {
         if is_done {
             std::future::pending::<()>().await;
@@ -64,7 +63,7 @@ pub(crate) async fn electing(app: &Arc<App>) {
     match ended {
         End::Replaced => {
             tracing::error!("this replica leads no more: it starts again as a follower");
-            cluster.writer.term().end();
+            app.writer.term().end();
             app.leading.set(Leader::Unknown);
             app.replaced.set();
         }
@@ -81,7 +80,6 @@ pub(crate) async fn electing(app: &Arc<App>) {
 
 struct Leads<'a> {
     app: &'a Arc<App>,
-    cluster: &'a ClusterTruth,
     replica: &'a Replica,
 }
 
@@ -93,7 +91,7 @@ enum End {
 impl Leads<'_> {
     /// Renews the Lease until another replica has it.
     async fn lead(&self, mut held: Held, sent: Timestamp) -> End {
-        let Self { app, cluster, replica } = self;
+        let Self { app, replica } = self;
         let mut due = sent.plus(replica.holds_for / 3);
         loop {
             let left = due.since(app.clock.now());
@@ -107,10 +105,10 @@ impl Leads<'_> {
             due = sent.plus(replica.holds_for / 3);
             let renewed = app.clock.unix_micros().max(held.renewed + 1);
             let next = Held { renewed, informed: informed.clone(), ..held.clone() };
-            match cluster.writer.write_lease(&replica.lease, &next, within(replica)).await {
+            match app.writer.write_lease(&replica.lease, &next, within(replica)).await {
                 LeaseAnswer::Is(now) => {
                     held = Held { version: now.version, ..next };
-                    cluster.writer.term().renew(valid_until(replica, sent));
+                    app.writer.term().renew(valid_until(replica, sent));
                     app.in_flight.written(&informed);
                     app.leading.set(Leader::Here);
                 }
@@ -130,13 +128,13 @@ impl Leads<'_> {
     /// The Lease to renew after a renewal failed, in its newest version; `None` if another replica has
     /// led, or may have.
     async fn reread(&self, held: Held) -> Option<Held> {
-        match self.cluster.writer.read_lease(&self.replica.lease, within(self.replica)).await {
+        match self.app.writer.read_lease(&self.replica.lease, within(self.replica)).await {
             LeaseAnswer::Is(now) if (&now.holder, now.term) == (&held.holder, held.term) => {
                 let renewed = held.renewed.max(now.renewed);
                 Some(Held { version: now.version, renewed, ..held })
             }
             LeaseAnswer::Is(_) => None,
-            LeaseAnswer::Missing if self.cluster.writer.term().is_valid() => {
+            LeaseAnswer::Missing if self.app.writer.term().is_valid() => {
                 Some(Held { version: String::new(), ..held })
             }
             LeaseAnswer::Missing => None,
@@ -146,26 +144,26 @@ impl Leads<'_> {
 
     /// Lets the binds that go on end, and gives the Lease away. New calls wait for the successor.
     async fn hand_over(&self, held: Held) -> End {
-        let Self { app, cluster, replica } = self;
+        let Self { app, replica } = self;
         app.leading.set(Leader::Unknown);
         let began = app.clock.now();
         let waits = !mutated(Mutation::HandsOverAtOnce);
         while waits && app.binds.are_open() && app.clock.now().since(began) < LAST_BINDS {
             app.outside.sleep(Duration::from_millis(5)).await;
         }
-        cluster.writer.term().end();
+        app.writer.term().end();
         let next = Held {
             holder: String::new(),
             handed_over: held.term,
             informed: app.in_flight.informed(),
             ..held.clone()
         };
-        let mut answer = cluster.writer.write_lease(&replica.lease, &next, within(replica)).await;
+        let mut answer = app.writer.write_lease(&replica.lease, &next, within(replica)).await;
         if !matches!(answer, LeaseAnswer::Is(_))
             && let Some(now) = self.reread(held).await
         {
             let next = Held { version: now.version, ..next };
-            answer = cluster.writer.write_lease(&replica.lease, &next, within(replica)).await;
+            answer = app.writer.write_lease(&replica.lease, &next, within(replica)).await;
         }
         let is_given = matches!(answer, LeaseAnswer::Is(_));
         tracing::info!(is_given, "gave the Lease away");
@@ -175,10 +173,9 @@ impl Leads<'_> {
 
 /// Notes who leads next, so that calls that still come here need not wait long.
 async fn watch_successor(app: Arc<App>) {
-    let Truth::Cluster(cluster) = &app.truth else { return };
-    let Some(replica) = &cluster.replica else { return };
+    let Some(replica) = &app.replica else { return };
     loop {
-        let answer = cluster.writer.read_lease(&replica.lease, within(replica)).await;
+        let answer = app.writer.read_lease(&replica.lease, within(replica)).await;
         if let LeaseAnswer::Is(held) = answer
             && held.holder != replica.identity
         {
@@ -191,14 +188,13 @@ async fn watch_successor(app: Arc<App>) {
 /// Labels the pod of this replica as the leader's, for the Service, and no longer that of the last
 /// leader.
 async fn label(app: Arc<App>, before: String) {
-    let Truth::Cluster(cluster) = &app.truth else { return };
-    let Some(replica) = &cluster.replica else { return };
+    let Some(replica) = &app.replica else { return };
     let last = PodKey::new(replica.pod.namespace(), Replica::pod_of(&before)).ok();
     let last = last.filter(|last| *last != replica.pod).map(|last| (last, false));
     // The new one first: without an endpoint, no connection could be made.
     for (pod, is_leader) in [(replica.pod.clone(), true)].into_iter().chain(last) {
         while !app.is_stopping() && !app.replaced.is_set() {
-            match cluster.writer.label_leader(&pod, is_leader).await {
+            match app.writer.label_leader(&pod, is_leader).await {
                 Ok(()) => break,
                 Err(cause) => tracing::warn!(%cause, %pod, "could not label a replica's pod"),
             }

@@ -7,7 +7,7 @@ use futures::future::select;
 use hyper::Request;
 use serde::Serialize;
 
-use crate::control::shared::app::{App, ClusterTruth};
+use crate::control::shared::app::App;
 use crate::control::shared::in_flight::{HeldPod, Join, Message};
 use crate::control::shared::leader::Replica;
 use crate::control::shared::log_limit::LogLimit;
@@ -95,9 +95,9 @@ pub(crate) async fn join(app: &App, replica: &Replica, leader: &Held) {
 }
 
 /// Takes in a follower; false if it may not join now. A leader that fences is not complete itself.
-pub fn take_follower(app: &Arc<App>, cluster: &ClusterTruth, join: Join) -> bool {
-    let Some(replica) = &cluster.replica else { return false };
-    let term = cluster.writer.term();
+pub fn take_follower(app: &Arc<App>, join: Join) -> bool {
+    let Some(replica) = &app.replica else { return false };
+    let term = app.writer.term();
     let is_current = term.writer().is_some_and(|writer| writer.term() == join.term);
     let is_ours = is_current && join.secret == replica.secret && term.is_valid();
     let is_address = |text| {
@@ -118,9 +118,9 @@ pub fn take_follower(app: &Arc<App>, cluster: &ClusterTruth, join: Join) -> bool
 }
 
 /// Takes in a message of the leader; false if this replica does not follow it.
-pub fn take_message(app: &App, cluster: &ClusterTruth, message: Message) -> bool {
+pub fn take_message(app: &App, message: Message) -> bool {
     let is_allocated = |uid: &PodUid| app.ledger.reservation(uid).is_some();
-    let is_for_us = cluster.replica.as_ref().is_some_and(|own| own.identity == message.to);
+    let is_for_us = app.replica.as_ref().is_some_and(|own| own.identity == message.to);
     is_for_us
         && app.ledger.is_listed()
         && app.heard.take(message, &app.lists, is_allocated, app.clock.now())

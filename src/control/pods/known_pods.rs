@@ -8,7 +8,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::control::shared::app::{App, ClusterTruth, Truth};
+use crate::control::shared::app::App;
 use crate::hardware::ids::PodUid;
 use crate::hardware::units::Timestamp;
 use crate::kube_api::pod::seen_pod::SeenPod;
@@ -24,10 +24,7 @@ impl App {
     /// hold.
     pub fn is_known_to_wait(&self, uid: &PodUid, query: &PlacementRequest) -> bool {
         let is_it = |pod: &SeenPod| self.query(pod).as_ref() == Some(query);
-        match self.truth {
-            Truth::Cluster(_) => self.pending.get(uid).is_some_and(|pod| is_it(&pod)),
-            Truth::Ledger => true,
-        }
+        self.pending.get(uid).is_some_and(|pod| is_it(&pod))
     }
 
     /// Counts pods as refused that a node fitted, and that nothing binds.
@@ -40,9 +37,6 @@ impl App {
     pub fn forget_unseen(&self) {
         self.passed.tick(self.clock.now());
         self.waiting.tick(self.clock.now());
-        if matches!(self.truth, Truth::Ledger) {
-            self.pending.retain(|uid, pod| pod.request.is_err() || self.waiting.has(uid));
-        }
     }
 
     /// Whether the watch shows a pod as one of ours without a node.
@@ -53,21 +47,21 @@ impl App {
     /// Compares the process that last wrote this version of a waiting pod with this process.
     /// `Equal`: this one, or none. `Less`: one that is gone; fence the pod first. `Greater`: one
     /// that may live.
-    pub fn fenced(&self, cluster: &ClusterTruth, pod: &SeenPod) -> Ordering {
+    pub fn fenced(&self, pod: &SeenPod) -> Ordering {
         let is_old = || self.other_fences.is_old(&pod.pod.uid, pod.fence, self.clock.now());
-        match cluster.writer.fenced(pod) {
+        match self.writer.fenced(pod) {
             Ordering::Greater if is_old() => Ordering::Less,
             // With a Lease, no Binding of an earlier term can succeed any more.
-            Ordering::Less if cluster.replica.is_some() => Ordering::Equal,
+            Ordering::Less if self.replica.is_some() => Ordering::Equal,
             known => known,
         }
     }
 
     /// Whether a later process, which may live, last wrote where a bound pod runs: it does so from now on, and
     /// this one does not.
-    pub(crate) fn is_of_later(&self, cluster: &ClusterTruth, pod: &SeenPod) -> bool {
+    pub(crate) fn is_of_later(&self, pod: &SeenPod) -> bool {
         let (uid, now) = (&pod.pod.uid, self.clock.now());
-        if cluster.writer.fenced(pod) != Ordering::Greater
+        if self.writer.fenced(pod) != Ordering::Greater
             || mutated(Mutation::LaterPlacementOverwritten)
         {
             self.other_placements.forget(uid);
@@ -80,17 +74,16 @@ impl App {
     /// Notes who last wrote where a bound pod runs, while this process takes in its first list: that process had
     /// begun before this process, though a clock that was set back since may say otherwise.
     pub(crate) fn see_before(&self, pod: &SeenPod) {
-        let Truth::Cluster(cluster) = &self.truth else { return };
-        let is_first = cluster.replica.is_none() && !self.ledger.is_listed();
-        if is_first && cluster.writer.fenced(pod) == Ordering::Greater {
+        let is_first = self.replica.is_none() && !self.ledger.is_listed();
+        if is_first && self.writer.fenced(pod) == Ordering::Greater {
             self.other_placements.see_before(&pod.pod.uid, pod.fence, self.clock.now());
         }
     }
 
     /// Whether an earlier process last wrote where a bound pod runs, and this one has written nothing there.
     pub(crate) fn is_of_earlier(&self, pod: &SeenPod) -> bool {
-        let (Truth::Cluster(cluster), uid) = (&self.truth, &pod.pod.uid) else { return false };
-        cluster.writer.fenced(pod) == Ordering::Less
+        let uid = &pod.pod.uid;
+        self.writer.fenced(pod) == Ordering::Less
             && !self.edits.written().get(uid).is_some_and(|known| known.is_own)
     }
 
@@ -101,9 +94,8 @@ impl App {
     }
 
     pub(crate) fn see_fence(&self, pod: &SeenPod) {
-        let Truth::Cluster(cluster) = &self.truth else { return };
         let uid = &pod.pod.uid;
-        match cluster.writer.fenced(pod) {
+        match self.writer.fenced(pod) {
             Ordering::Greater => self.other_fences.see(uid, pod.fence, self.clock.now()),
             Ordering::Less | Ordering::Equal => self.other_fences.forget(uid),
         }
@@ -121,10 +113,9 @@ impl App {
     /// not show the pod.
     pub fn may_note(&self, uid: &PodUid, query: Option<&PlacementRequest>) -> bool {
         let is_it = |pod: &SeenPod| query.is_some() && self.query(pod).as_ref() == query;
-        match self.truth {
-            Truth::Cluster(_) if self.without_gpu.contains(uid) => query.is_none(),
-            Truth::Cluster(_) => self.pending.get(uid).is_none_or(|pod| is_it(&pod)),
-            Truth::Ledger => true,
+        match self.without_gpu.contains(uid) {
+            true => query.is_none(),
+            false => self.pending.get(uid).is_none_or(|pod| is_it(&pod)),
         }
     }
 
@@ -147,9 +138,6 @@ impl App {
             return;
         }
         self.outbox.push(self.ledger.drop_chosen_hold(uid, query));
-        if matches!(self.truth, Truth::Ledger) {
-            self.pending.entry(uid.clone()).or_insert_with(|| Arc::new(pod.clone()));
-        }
         self.classes.see(pod);
         self.learn(uid, query);
     }
@@ -231,10 +219,7 @@ impl App {
             self.reasons.refused(uid);
         }
         // Last: room is only looked for again for a pod that waits.
-        let is_of_earlier = match &self.truth {
-            Truth::Cluster(cluster) => cluster.writer.fenced(pod) == Ordering::Less,
-            Truth::Ledger => false,
-        };
+        let is_of_earlier = self.writer.fenced(pod) == Ordering::Less;
         self.preemptors.see_note(uid, pod.room_note.is_some(), is_of_earlier);
     }
 }

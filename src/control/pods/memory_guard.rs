@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::api::state;
-use crate::control::shared::app::{App, ClusterTruth, Truth};
+use crate::control::shared::app::App;
 use crate::hardware::ids::{DeviceId, NodeName, PodUid};
 use crate::hardware::units::MemMib;
 use crate::kube_api::pod::seen_pod::SeenPod;
@@ -131,7 +131,6 @@ pub(crate) fn report_unverified_isolation(
 
 /// Evicts over-limit pods if the operator configured that; otherwise waits forever.
 pub(crate) async fn guarding(app: &Arc<App>) {
-    let Truth::Cluster(cluster) = &app.truth else { return std::future::pending().await };
     if !app.config.guard.evict && !mutated(Mutation::EvictsUnasked) {
         return std::future::pending().await;
     }
@@ -148,13 +147,11 @@ pub(crate) async fn guarding(app: &Arc<App>) {
         for chosen in evictions.choose(app.ledger.over_limit_pods(), is_allocated, now) {
             let pod = chosen.pod();
             let answer = match PodKey::of(pod) {
-                Ok(key) if was_moved_there(app, cluster, &key, &chosen).await => {
+                Ok(key) if was_moved_there(app, &key, &chosen).await => {
                     tracing::info!(pod_uid = %pod.uid, %pod, device = %chosen.device, "not evicted: it was moved there, or cannot be read");
                     Answer::Refused
                 }
-                Ok(key) => {
-                    settle(app, &chosen, &cluster.writer.evict(&key, &pod.uid, Run::Real).await)
-                }
+                Ok(key) => settle(app, &chosen, &app.writer.evict(&key, &pod.uid, Run::Real).await),
                 Err(error) => {
                     tracing::warn!(pod_uid = %pod.uid, %error, "cannot evict a pod of this name");
                     Answer::Refused
@@ -167,16 +164,11 @@ pub(crate) async fn guarding(app: &Arc<App>) {
 
 /// Whether an earlier leader of the version before this one has moved a pod, which used no GPU, to the device where the
 /// ledger has nothing for it: the watch may not show that yet.
-async fn was_moved_there(
-    app: &App,
-    cluster: &ClusterTruth,
-    key: &PodKey,
-    chosen: &OverLimitPod,
-) -> bool {
+async fn was_moved_there(app: &App, key: &PodKey, chosen: &OverLimitPod) -> bool {
     if chosen.seen.allowed != MemMib::ZERO || !chosen.held.may_borrow() {
         return false;
     }
-    let Ok(read) = cluster.writer.read_back(key).await else { return true };
+    let Ok(read) = app.writer.read_back(key).await else { return true };
     let Some(seen) = read.map(|read| SeenPod::from_api(&read)) else { return false };
     let is_it = seen.pod.uid == chosen.pod().uid && app.is_of_earlier(&seen);
     let written = seen.placement.ok().flatten().filter(|_| is_it);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::control::bind::edits::see_written;
-use crate::control::shared::app::{App, Truth};
+use crate::control::shared::app::App;
 use crate::hardware::ids::{NodeName, PodUid};
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::pod::start_failure::StartFailure;
@@ -52,12 +52,7 @@ impl Sink for App {
 
     fn fact(&self, pod: &SeenPod, request: Option<Arc<GpuRequest>>) -> PodFact {
         let class = self.request_rules.workloads.of(&pod.priority_class);
-        let bound_by_us = match &self.truth {
-            Truth::Cluster(cluster) => {
-                pod.fenced_by.is_some() && cluster.writer.fenced(pod).is_eq()
-            }
-            Truth::Ledger => true,
-        };
+        let bound_by_us = pod.fenced_by.is_some() && self.writer.fenced(pod).is_eq();
         let fact = pod.fact(request);
         let protection = class.and_then(|class| class.protection);
         let is_of_other = !self.leading.is_here();
@@ -137,7 +132,7 @@ impl Sink for App {
     }
 
     fn listed_again(&self) {
-        let is_follower = self.truth.has_replicas() && !self.leading.is_here();
+        let is_follower = self.has_replicas() && !self.leading.is_here();
         // The leader may have bound pods meanwhile whose end this list shows, and processes be left of them.
         if is_follower {
             self.ledger.wait_for_reports(None);

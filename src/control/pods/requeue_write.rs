@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::control::shared::app::{App, ClusterTruth, Truth};
+use crate::control::shared::app::App;
 use crate::control::shared::bind_error::BindError;
 use crate::hardware::ids::NodeName;
 use crate::kube_api::pod::seen_pod::SeenPod;
@@ -35,8 +35,7 @@ pub(crate) fn requeue(app: &Arc<App>, node: NodeName, pod: WaitingPod) {
     let worker = Arc::clone(app);
     app.outside.spawn(async move {
         let app = worker;
-        let Truth::Cluster(cluster) = &app.truth else { return };
-        match write_own(&app, cluster, &pod, &Note::None).await {
+        match write_own(&app, &pod, &Note::None).await {
             // A conflicting write by another client makes kube-scheduler look at the pod, too.
             PatchOutcome::Patched { .. } | PatchOutcome::Conflict => {
                 app.waiting.requeued(&pod.pod.uid, app.clock.now());
@@ -107,12 +106,7 @@ pub(crate) fn requeue_value(app: &App) -> String {
 
 /// Requeues a waiting pod, but never in a version that another process may own. A process that
 /// started later relies on its own write being seen, and this write would hide it.
-pub(crate) async fn write_own(
-    app: &App,
-    cluster: &ClusterTruth,
-    pod: &WaitingPod,
-    note: &Note,
-) -> PatchOutcome {
+pub(crate) async fn write_own(app: &App, pod: &WaitingPod, note: &Note) -> PatchOutcome {
     let uid = &pod.pod.uid;
     let refused = |code, message: String| PatchOutcome::Refused { code, message };
     let key = match PodKey::new(&pod.namespace, &pod.name) {
@@ -130,16 +124,16 @@ pub(crate) async fn write_own(
         if !note.holds(app.preemptors.node(uid).as_ref()) {
             return PatchOutcome::Conflict; // another note follows
         }
-        let is_later = app.fenced(cluster, &seen) == Ordering::Greater;
+        let is_later = app.fenced(&seen) == Ordering::Greater;
         if is_later && !mutated(Mutation::RequeueOverFence) {
             return refused(409, BindError::OtherProcess.to_string());
         }
         let version = Some(&*seen.resource_version);
-        match cluster.writer.write_note(&key, uid, version, &value, note.value()).await {
+        match app.writer.write_note(&key, uid, version, &value, note.value()).await {
             PatchOutcome::Conflict => {} // the watch is behind
             outcome => return outcome,
         }
-        let read = match cluster.writer.read_back(&key).await {
+        let read = match app.writer.read_back(&key).await {
             Err(cause) => return PatchOutcome::Undecided { cause },
             Ok(read) => read.map(|pod| SeenPod::from_api(&pod)),
         };

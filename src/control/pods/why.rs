@@ -10,7 +10,7 @@ use crate::control::pods::wording;
 use crate::control::pods::wording::{
     BEING_BOUND, FITS_NOW, GATED, NOT_REFUSED, Profiles, gpus, with_suggestions,
 };
-use crate::control::shared::app::{App, Truth};
+use crate::control::shared::app::App;
 use crate::hardware::ids::PodUid;
 use crate::hardware::units::Share;
 use crate::kube_api::write::events::NoticeReason;
@@ -182,9 +182,7 @@ impl App {
             && self.is_known_to_wait(uid, query)
             && self.ledger.standing(uid, query).is_some()
             && (self.has_victims(uid) || self.ledger.fits_in_room_of(uid, query, None).is_none());
-        let waits_for_group = group.is_some()
-            && matches!(self.truth, Truth::Cluster(_))
-            && !mutated(Mutation::GroupIgnored);
+        let waits_for_group = group.is_some() && !mutated(Mutation::GroupIgnored);
         match (waits_for_room, waits_for_group) {
             (true, _) => Some(Rejection::RoomElsewhere),
             (false, true) => Some(Rejection::GroupWaits),

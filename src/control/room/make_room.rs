@@ -9,7 +9,7 @@ use futures::{StreamExt, stream};
 
 use crate::control::pods::requeue_write::{Note, requeue_value, write_own};
 use crate::control::room::standing::RoomOrder;
-use crate::control::shared::app::{App, ClusterTruth, Truth};
+use crate::control::shared::app::App;
 use crate::hardware::ids::PodUid;
 use crate::hardware::units::Timestamp;
 use crate::kube_api::pod::seen_pod::SeenPod;
@@ -70,10 +70,9 @@ pub(crate) fn write_note(app: &Arc<App>, pod: WaitingPod, note: Note) {
     };
     let worker = Arc::clone(app);
     app.outside.spawn(async move {
-        let Truth::Cluster(cluster) = &worker.truth else { return };
         let (uid, mut pause) = (&pod.pod.uid, NOTE_AGAIN_AFTER);
         loop {
-            let outcome = write_own(&worker, cluster, &pod, &note).await;
+            let outcome = write_own(&worker, &pod, &note).await;
             tracing::debug!(pod_uid = %uid, ?note, ?outcome, "a note on a waiting pod");
             let Some(number) = number else {
                 // The next step does not call for the pod again before the call was to come.
@@ -102,34 +101,30 @@ pub(crate) fn write_note(app: &Arc<App>, pod: WaitingPod, note: Note) {
 pub(crate) fn wake(app: &Arc<App>, pod: PodRef) {
     let worker = Arc::clone(app);
     app.outside.spawn(async move {
-        let (Truth::Cluster(cluster), Ok(key)) = (&worker.truth, PodKey::of(&pod)) else { return };
+        let Ok(key) = PodKey::of(&pod) else { return };
         let value = requeue_value(&worker);
-        let Ok(Some(read)) = cluster.writer.read_back(&key).await else { return };
+        let Ok(Some(read)) = worker.writer.read_back(&key).await else { return };
         let seen = SeenPod::from_api(&read);
         // The fence of a later process stays.
-        let is_own = cluster.writer.fenced(&seen) != Ordering::Greater;
+        let is_own = worker.writer.fenced(&seen) != Ordering::Greater;
         if seen.pod.uid != pod.uid || seen.node.is_some() || !is_own {
             return;
         }
         let version = Some(&*seen.resource_version);
-        let outcome = cluster.writer.write_fence(&key, &pod.uid, version, &value).await;
+        let outcome = worker.writer.write_fence(&key, &pod.uid, version, &value).await;
         tracing::debug!(pod_uid = %pod.uid, ?outcome, "nothing of its node is kept any more");
     });
 }
 
 /// Writes the note of a room on its pod. The error is how the room ends; `None` if the pod is gone, which the
 /// loop sees.
-async fn write_room(
-    app: &App,
-    cluster: &ClusterTruth,
-    order: &RoomOrder,
-) -> Result<(), Option<Ended>> {
+async fn write_room(app: &App, order: &RoomOrder) -> Result<(), Option<Ended>> {
     let uid = &order.pod.pod.uid;
     let victims = order.victims.iter().map(|victim| victim.uid.clone()).collect();
     let note = RoomNote { node: order.node.clone(), victims };
     // From now on it may arrive, also without an answer.
     let was_noted = app.preemptors.note(uid, order.number, true);
-    match write_own(app, cluster, &order.pod, &Note::Room(note)).await {
+    match write_own(app, &order.pod, &Note::Room(note)).await {
         PatchOutcome::Patched { .. } => Ok(()),
         PatchOutcome::Gone => Err(None),
         outcome => {
@@ -156,16 +151,15 @@ async fn others_were_asked(app: &App, order: &RoomOrder) -> bool {
 
 /// Evicts all victims. `None` once all were asked to go, or if that is no longer wanted.
 async fn evict_all(app: &App, order: &RoomOrder) -> Option<Ended> {
-    let Truth::Cluster(cluster) = &app.truth else { return None };
     let (uid, began) = (&order.pod.pod.uid, app.clock.now());
     if !others_were_asked(app, order).await {
         return Some(Ended::Again);
     }
     if !order.is_begun {
-        if let Some(ended) = try_all(app, cluster, order).await {
+        if let Some(ended) = try_all(app, order).await {
             return Some(ended);
         }
-        if let Err(ended) = write_room(app, cluster, order).await {
+        if let Err(ended) = write_room(app, order).await {
             return ended;
         }
         // None goes in vain, and no other room relies on what these leave.
@@ -184,7 +178,7 @@ async fn evict_all(app: &App, order: &RoomOrder) -> Option<Ended> {
         let (stays, goes): (Vec<_>, Vec<_>) =
             std::mem::take(&mut left).into_iter().partition(|victim| kept.contains(&victim.uid));
         blocked.extend(stays);
-        let ask = |victim: &'_ &PodRef| ask_to_go(app, cluster, (*victim).clone(), (order, began));
+        let ask = |victim: &'_ &PodRef| ask_to_go(app, (*victim).clone(), (order, began));
         let asked: Vec<_> = goes.iter().map(ask).collect();
         let asked: Vec<Asked> = stream::iter(asked).buffered(AT_ONCE).collect().await;
         for (victim, asked) in goes.into_iter().zip(asked) {
@@ -232,18 +226,13 @@ enum Asked {
 }
 
 /// Asks a victim to go, if that is still wanted.
-async fn ask_to_go(
-    app: &App,
-    cluster: &ClusterTruth,
-    victim: PodRef,
-    (order, began): (&RoomOrder, Timestamp),
-) -> Asked {
+async fn ask_to_go(app: &App, victim: PodRef, (order, began): (&RoomOrder, Timestamp)) -> Asked {
     if !app.preemptors.is_making(&order.pod.pod.uid, order.number) {
         return Asked::Unwanted;
     }
-    match is_replaced(app, cluster, order, began).await {
+    match is_replaced(app, order, began).await {
         Some(true) => Asked::Replaced,
-        Some(false) => Asked::Answered(evict(app, cluster, &victim, order).await),
+        Some(false) => Asked::Answered(evict(app, &victim, order).await),
         None => Asked::Unread,
     }
 }
@@ -251,25 +240,20 @@ async fn ask_to_go(
 /// Whether this process was frozen since it `began` with a room, and a later one has bound the pod or written on it
 /// meanwhile: that one has not seen who is to go now, and may have others go. A Lease would have ended. `None` if the pod
 /// cannot be read.
-async fn is_replaced(
-    app: &App,
-    cluster: &ClusterTruth,
-    order: &RoomOrder,
-    began: Timestamp,
-) -> Option<bool> {
+async fn is_replaced(app: &App, order: &RoomOrder, began: Timestamp) -> Option<bool> {
     let resumed = app.pulse.resumed(app.clock.now());
     if resumed.is_none_or(|resumed| resumed < began) || mutated(Mutation::FrozenEvicts) {
         return Some(false);
     }
     let Ok(key) = PodKey::of(&order.pod.pod) else { return Some(true) };
-    let read = cluster.writer.read_back(&key).await.ok()?;
+    let read = app.writer.read_back(&key).await.ok()?;
     let Some(seen) = read.map(|pod| SeenPod::from_api(&pod)) else { return Some(true) };
     let is_bound = seen.node.is_some();
     if is_bound {
         app.see_bound(&seen);
     }
     let is_other = seen.pod.uid != order.pod.pod.uid;
-    Some(is_bound || is_other || app.fenced(cluster, &seen) == Ordering::Greater)
+    Some(is_bound || is_other || app.fenced(&seen) == Ordering::Greater)
 }
 
 /// The victims that were to go only because they are over the quota of their team, and may not go now: the
@@ -286,10 +270,9 @@ fn kept_by_teams(app: &App, order: &RoomOrder) -> BTreeSet<PodUid> {
 }
 
 /// Dry runs: nothing is evicted unless each victim may be.
-async fn try_all(app: &App, cluster: &ClusterTruth, order: &RoomOrder) -> Option<Ended> {
+async fn try_all(app: &App, order: &RoomOrder) -> Option<Ended> {
     let mut protected: BTreeSet<PodUid> = BTreeSet::new();
-    let tried: Vec<_> =
-        order.victims.iter().map(|victim| try_one(cluster, victim.clone())).collect();
+    let tried: Vec<_> = order.victims.iter().map(|victim| try_one(app, victim.clone())).collect();
     let tried: Vec<Option<EvictOutcome>> = stream::iter(tried).buffered(AT_ONCE).collect().await;
     for (victim, outcome) in order.victims.iter().zip(tried) {
         let Some(outcome) = outcome else {
@@ -325,20 +308,15 @@ async fn try_all(app: &App, cluster: &ClusterTruth, order: &RoomOrder) -> Option
 }
 
 /// A dry run of one eviction; `None` for a pod that cannot exist.
-async fn try_one(cluster: &ClusterTruth, victim: PodRef) -> Option<EvictOutcome> {
+async fn try_one(app: &App, victim: PodRef) -> Option<EvictOutcome> {
     let key = PodKey::of(&victim).ok()?;
-    Some(cluster.writer.evict(&key, &victim.uid, Run::Dry).await)
+    Some(app.writer.evict(&key, &victim.uid, Run::Dry).await)
 }
 
 /// Evicts one victim, and says so.
-async fn evict(
-    app: &App,
-    cluster: &ClusterTruth,
-    victim: &PodRef,
-    order: &RoomOrder,
-) -> EvictOutcome {
+async fn evict(app: &App, victim: &PodRef, order: &RoomOrder) -> EvictOutcome {
     let Ok(key) = PodKey::of(victim) else { return EvictOutcome::Gone };
-    let outcome = cluster.writer.evict(&key, &victim.uid, Run::Real).await;
+    let outcome = app.writer.evict(&key, &victim.uid, Run::Real).await;
     let (pod, node) = (&order.pod.pod, &order.node);
     let result = match &outcome {
         EvictOutcome::Evicted => {

@@ -32,6 +32,7 @@ use crate::kube_api::request::placement::DEVICES;
 use crate::kube_api::request::room_note::RoomNote;
 use crate::kube_api::write::events::{Notice, NoticeReason, NoticeSender};
 use crate::kube_api::write::target::PodKey;
+use crate::kube_api::write::term::Term;
 use crate::kube_api::write::writer::ApiWriter;
 use crate::ledger::change::hung::Hung;
 use crate::ledger::nodes::state::Ledger;
@@ -57,30 +58,6 @@ use crate::step::pulse::Pulse;
 /// 500 MiB on data center GPUs.
 const CUDA_CONTEXT: MemMib = MemMib::new(512);
 
-/// Where a decision is written.
-pub enum Truth {
-    /// The API server: a Binding makes it true.
-    Cluster(Box<ClusterTruth>),
-    /// The ledger itself: a demo without Kubernetes. Only gpupack checks CPU and host memory.
-    Ledger,
-}
-
-impl Truth {
-    /// Whether this process is one of several replicas.
-    pub(crate) fn has_replicas(&self) -> bool {
-        matches!(self, Self::Cluster(cluster) if cluster.replica.is_some())
-    }
-}
-
-/// The ways to the API server.
-pub struct ClusterTruth {
-    /// Bindings, requeues, fences and placements.
-    pub writer: ApiWriter,
-    pub notices: NoticeSender,
-    /// This process among its replicas; `None` if there are no others.
-    pub replica: Option<Replica>,
-}
-
 /// What all handlers share.
 pub struct App {
     /// The state of all nodes.
@@ -91,8 +68,8 @@ pub struct App {
     pub preemptors: Preemptors,
     /// The pods of groups that are bound.
     pub bound_groups: BoundGroups,
-    /// The same pods as the API server shows them: what a Binding needs. With an API server,
-    /// nothing that a verb's caller says gets here.
+    /// The same pods as the API server shows them: what a Binding needs. Nothing that a verb's caller
+    /// says gets here.
     pub pending: DashMap<PodUid, Arc<SeenPod>>,
     /// Pods of ours without a node and without a GPU request.
     pub without_gpu: DashSet<PodUid>,
@@ -123,7 +100,12 @@ pub struct App {
     pub config: Config,
     pub request_rules: RequestRules,
     pub metrics: Metrics,
-    pub truth: Truth,
+    /// Writes Bindings, requeues, fences and placements to the API server.
+    pub writer: ApiWriter,
+    /// Writes events on pods.
+    pub notices: NoticeSender,
+    /// This process among its replicas; `None` if there are no others.
+    pub replica: Option<Replica>,
     /// Ledger events that background loops have yet to handle.
     pub outbox: Outbox,
     /// Where room appeared, for the loop that keeps it.
@@ -155,18 +137,19 @@ pub struct App {
 
 impl App {
     /// An extender over an empty ledger, with everything that `config` says.
-    pub fn new(ledger: Arc<Ledger>, clock: Clock, config: Config, truth: Truth) -> Self {
-        let (waiting, outside) = match &truth {
-            Truth::Cluster(cluster) => (WaitingPods::default(), cluster.writer.outside().clone()),
-            Truth::Ledger => (WaitingPods::without_watch(), Outside::new(clock)),
-        };
+    pub fn new(
+        ledger: Arc<Ledger>,
+        config: Config,
+        writer: ApiWriter,
+        notices: NoticeSender,
+    ) -> Self {
+        let outside = writer.outside().clone();
         if let Some(rules) = config.shares.rules() {
             ledger.teams.rule(rules, config.request_rules().prices);
         }
-        let has_replicas = truth.has_replicas();
         Self {
             ledger,
-            waiting,
+            waiting: WaitingPods::default(),
             preemptors: Preemptors::default(),
             bound_groups: BoundGroups::default(),
             pending: DashMap::new(),
@@ -181,17 +164,19 @@ impl App {
             classes: PriorityClasses::default(),
             moves: Moving::default(),
             unseen_binds: DashMap::new(),
-            clock,
+            clock: outside.clock(),
             outside,
             request_rules: config.request_rules(),
             config,
             metrics: Metrics::new(),
-            truth,
+            writer,
+            notices,
+            replica: None,
             outbox: Outbox::default(),
             new_rooms: NewRooms::default(),
             edits: Edits::default(),
             reasons: Reasons::default(),
-            leading: Leading::new(has_replicas),
+            leading: Leading::new(false),
             in_flight: InFlight::default(),
             heard: Heard::default(),
             pulse: Pulse::default(),
@@ -205,19 +190,32 @@ impl App {
         }
     }
 
-    /// The placement request of a pod; `None` if its GPU request is faulty. A pod without a GPU has
-    /// one only in a demo, where gpupack itself checks CPU and host memory.
+    /// One of several replicas, which does not lead yet.
+    #[must_use]
+    pub fn among(self, replica: Replica) -> Self {
+        Self { replica: Some(replica), leading: Leading::new(true), ..self }
+    }
+
+    /// An extender without an API server: nothing carries out its calls.
+    #[doc(hidden)] // for tests and benches of what makes no call
+    pub fn alone(ledger: Arc<Ledger>, config: Config, clock: Clock) -> Self {
+        let term = Term::alone(clock, 0);
+        let writer = ApiWriter::new(Outside::new(clock), config.api_timeout, term);
+        Self::new(ledger, config, writer, NoticeSender::unread())
+    }
+
+    /// Whether this process is one of several replicas.
+    pub(crate) fn has_replicas(&self) -> bool {
+        self.replica.is_some()
+    }
+
+    /// The placement request of a pod; `None` if it requests no GPU, or its GPU request is faulty.
+    /// kube-scheduler checks CPU and host memory.
     pub fn query(&self, pod: &SeenPod) -> Option<PlacementRequest> {
-        pod.request.as_ref().ok()?;
-        let ruled = |request| GpuRequest { min_memory: self.config.min_memory, ..request };
-        let gpu = self.ruled_request(pod).map(ruled);
-        let host_rule = match self.truth {
-            Truth::Cluster(_) if gpu.is_none() => return None,
-            Truth::Cluster(_) => HostRule::Trusted,
-            Truth::Ledger => HostRule::Checked,
-        };
-        let policy = gpu.as_ref().and_then(|gpu| gpu.policy).unwrap_or(self.config.policy);
-        let strategy = Strategy::Policy(policy);
+        let request = self.ruled_request(pod)?;
+        let gpu = GpuRequest { min_memory: self.config.min_memory, ..request };
+        let strategy = Strategy::Policy(gpu.policy.unwrap_or(self.config.policy));
+        let (gpu, host_rule) = (Some(gpu), HostRule::Trusted);
         Some(PlacementRequest { gpu, host: pod.host, host_rule, strategy })
     }
 
@@ -290,14 +288,13 @@ impl App {
 
     /// Writes a pod event, for `kubectl describe`, if this replica leads. Never waits.
     pub fn tell(&self, pod: &PodRef, reason: NoticeReason, note: String) {
-        let Truth::Cluster(cluster) = &self.truth else { return };
         if !self.leading.is_here() {
             return;
         }
         match PodKey::of(pod) {
             Ok(key) => {
                 let notice = Notice { key, uid: pod.uid.clone(), reason, note };
-                cluster.notices.offer(notice, self.clock.now());
+                self.notices.offer(notice, self.clock.now());
             }
             Err(error) => tracing::debug!(pod_uid = %pod.uid, %error, "no event for this pod"),
         }
@@ -306,10 +303,7 @@ impl App {
     /// Whether an event about a pod would be written: the same one was not written within the
     /// minute.
     pub fn is_due(&self, uid: &PodUid, reason: NoticeReason) -> bool {
-        match &self.truth {
-            Truth::Cluster(cluster) => !cluster.notices.is_muted(uid, reason, self.clock.now()),
-            Truth::Ledger => false,
-        }
+        !self.notices.is_muted(uid, reason, self.clock.now())
     }
 
     /// Writes an event where a pod is placed, how it is isolated there, and whether it sees its
@@ -387,10 +381,6 @@ impl App {
     /// How many entries the tables have that grow with pods, nodes or calls, by name.
     #[doc(hidden)] // for tests, which compare them with their bounds
     pub fn entries(&self) -> BTreeMap<&'static str, usize> {
-        let notices = match &self.truth {
-            Truth::Cluster(cluster) => cluster.notices.remembered(),
-            Truth::Ledger => 0,
-        };
         let own = [
             ("waiting", self.waiting.count()),
             ("preemptors", self.preemptors.count()),
@@ -412,7 +402,7 @@ impl App {
             ("reasons", self.reasons.count()),
             ("effects", self.outbox.count()),
             ("in flight", self.in_flight.count()),
-            ("notices", notices),
+            ("notices", self.notices.remembered()),
         ];
         self.ledger.entries().into_iter().chain(own).collect()
     }
@@ -472,22 +462,14 @@ impl App {
 
     /// Whether this process has begun to lead, also if it may not write just now.
     fn has_begun(&self) -> bool {
-        match &self.truth {
-            Truth::Cluster(cluster) => cluster.writer.term().writer().is_some(),
-            Truth::Ledger => true,
-        }
+        self.writer.term().writer().is_some()
     }
 
     /// The number of the term in which this process acts now; `None` if it may not.
     pub fn acts_in(&self) -> Option<u64> {
-        match &self.truth {
-            Truth::Cluster(cluster) => {
-                let term = cluster.writer.term();
-                let writer = term.writer().filter(|_| term.is_valid());
-                writer.map(|writer| writer.term())
-            }
-            Truth::Ledger => Some(0),
-        }
+        let term = self.writer.term();
+        let writer = term.writer().filter(|_| term.is_valid());
+        writer.map(|writer| writer.term())
     }
 
     /// Notes that no Binding of an earlier run can succeed any more.
@@ -508,9 +490,7 @@ impl App {
 
     /// Whether this replica could lead at once: it leads, or it knows what the leader knows.
     pub fn is_informed(&self) -> bool {
-        self.leading.is_here()
-            || !self.truth.has_replicas()
-            || self.is_informed.load(Ordering::Acquire)
+        self.leading.is_here() || !self.has_replicas() || self.is_informed.load(Ordering::Acquire)
     }
 
     /// Notes that this replica begins to lead.
@@ -522,8 +502,7 @@ impl App {
     /// Whether this replica leads, and no other one can by now. A process that was frozen has not noticed yet that
     /// its term has ended: what it would answer may be old.
     pub fn leads(&self) -> bool {
-        let Truth::Cluster(cluster) = &self.truth else { return self.leading.is_here() };
-        let has_ended = || !cluster.writer.term().is_valid();
+        let has_ended = || !self.writer.term().is_valid();
         if !mutated(Mutation::StaleAnswer) && self.leading.lapse(has_ended) {
             tracing::warn!("the Lease was not renewed in time: nothing is answered until it is");
         }
@@ -538,7 +517,7 @@ impl App {
     /// Makes this replica hand over to another one, and then stop. Without others it stops at once.
     pub fn leave(&self) {
         self.leaving.set();
-        if !self.truth.has_replicas() {
+        if !self.has_replicas() {
             self.set_stopping();
         }
     }

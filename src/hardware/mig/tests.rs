@@ -1,5 +1,6 @@
 //! The table, entry by entry, and reports that cannot be.
 
+use crate::hardware::device::MakeableProfile;
 use std::collections::BTreeSet;
 
 use super::*;

@@ -206,6 +206,13 @@ pub struct NoticeSender {
 }
 
 impl NoticeSender {
+    /// A queue without a reader.
+    #[doc(hidden)] // for tests of what writes no event
+    pub fn unread() -> Self {
+        let (queue, _) = mpsc::channel(1);
+        Self { queue, reported: Arc::default(), counters: Arc::default() }
+    }
+
     /// Queues a notice, unless it is muted or the queue is full.
     pub fn offer(&self, notice: Notice, now: Timestamp) {
         let mut reported = self.reported.lock();

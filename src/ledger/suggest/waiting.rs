@@ -154,8 +154,6 @@ pub(crate) struct Pods {
     pub(crate) by_uid: BTreeMap<PodUid, WaitingState>,
     /// The pods that only verbs mentioned, those mentioned longest ago first.
     unseen: BTreeSet<(Timestamp, PodUid)>,
-    /// Whether there is no watch, so that a pod that a verb mentions counts as shown.
-    is_unwatched: bool,
     /// Refused before the watch showed them.
     pub(crate) late: BTreeSet<PodUid>,
     /// Pods that a node fitted, by the time of that call.
@@ -256,11 +254,6 @@ impl Pods {
 }
 
 impl WaitingPods {
-    /// The waiting pods of a demo, which has only verbs and no watch.
-    pub fn without_watch() -> Self {
-        Self { pods: Mutex::new(Pods { is_unwatched: true, ..Pods::default() }) }
-    }
-
     /// Notes a pending pod that the watch reports. Returns whether a verb made the same request for
     /// it before; then that answer counts from now on.
     pub fn see(&self, waiting: WaitingPod, now: Timestamp) -> bool {
@@ -301,8 +294,8 @@ impl WaitingPods {
     pub fn begin_call(&self, waiting: WaitingPod, now: Timestamp) {
         let (pods, uid) = (&mut *self.pods(), waiting.pod.uid.clone());
         match pods.by_uid.get_mut(&uid) {
-            None => pods.add(waiting, now, pods.is_unwatched),
-            Some(state) if state.is_watched && !pods.is_unwatched => {
+            None => pods.add(waiting, now, false),
+            Some(state) if state.is_watched => {
                 if state.waiting.query != waiting.query {
                     return;
                 }
@@ -587,15 +580,7 @@ impl WaitingPods {
         let pods = &mut *self.pods();
         let is_old = |seen| now.since(seen) >= UNSEEN_FOR;
         let unseen = pods.unseen.extract_if(.., |(seen, _)| is_old(*seen));
-        let mut old: Vec<PodUid> = unseen.map(|(_, uid)| uid).collect();
-        if pods.is_unwatched {
-            old.extend(
-                pods.by_uid
-                    .values()
-                    .filter(|it| is_old(it.seen))
-                    .map(|it| it.waiting.pod.uid.clone()),
-            );
-        }
+        let old: Vec<PodUid> = unseen.map(|(_, uid)| uid).collect();
         for uid in old {
             pods.by_uid.remove(&uid);
             pods.changed(&uid);

@@ -9,8 +9,7 @@ use tokio::time::MissedTickBehavior;
 
 use crate::control::loops;
 use crate::control::pods::reasons::{look_again, next_untold, tell};
-use crate::control::shared::app::{App, Truth};
-use crate::kube_api::write::carry_out;
+use crate::control::shared::app::App;
 use crate::server::history::recall::recalling;
 
 /// Pause between two looks at the pods that wait the longest.
@@ -22,18 +21,9 @@ pub async fn run(app: Arc<App>, stop: watch::Receiver<bool>) {
     let mut running = loops::start(&app);
     tokio::select! {
         () = running.failed() => {}
-        () = without_cluster(&app) => {}
         () = explaining(&app) => {}
         () = async { recalling(&app).await; std::future::pending::<()>().await } => {}
         _ = stop.wait_for(|stop| *stop) => {}
-    }
-}
-
-/// Carries out the steps where there is no API server.
-async fn without_cluster(app: &App) {
-    match app.truth {
-        Truth::Cluster(_) => std::future::pending().await,
-        Truth::Ledger => carry_out::run(app.outside.clone(), None, None).await,
     }
 }
 

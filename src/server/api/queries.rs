@@ -205,7 +205,6 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::config::file::Config;
-    use crate::control::shared::app::Truth;
     use crate::ledger::fixture::settings;
     use crate::ledger::nodes::state::Ledger;
     use crate::server::api::server::router;
@@ -213,7 +212,7 @@ mod tests {
     #[tokio::test]
     async fn long_queries_wait_for_a_permit() {
         let ledger = Arc::new(Ledger::new(settings()));
-        let app = App::new(ledger, Clock::start(), Config::default(), Truth::Ledger);
+        let app = App::alone(ledger, Config::default(), Clock::start());
         let routes = router(Service::new(Arc::new(app), Arc::new(|_| Ok(()))));
         let ask = |path: &str| {
             let request = axum::http::Request::get(path).body(Body::empty()).unwrap();

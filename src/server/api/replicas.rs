@@ -9,7 +9,6 @@ use tokio::sync::Semaphore;
 
 use crate::api::error::Error;
 use crate::control::lead::informing::{take_follower, take_message};
-use crate::control::shared::app::Truth;
 use crate::control::shared::in_flight::{Join, Message};
 use crate::server::http::respond::{ReadBody, refusal, with_permit};
 use crate::server::page::service::Service;
@@ -30,8 +29,7 @@ pub(crate) const LONGEST_MESSAGE: usize = 8 << 20;
 pub(crate) async fn bindings(State(service): State<Service>, ReadBody(body): ReadBody) -> Response {
     let take = move |body: &[u8]| {
         let app = &service.app;
-        let Truth::Cluster(cluster) = &app.truth else { return answer(false) };
-        answered(body, |message: Message| take_message(app, cluster, message))
+        answered(body, |message: Message| take_message(app, message))
     };
     with_permit(&LARGE_MESSAGES, body, take).await.unwrap_or_else(|refused| refused)
 }
@@ -45,8 +43,7 @@ pub(crate) async fn bindings(State(service): State<Service>, ReadBody(body): Rea
 ))]
 pub(crate) async fn join(State(service): State<Service>, ReadBody(body): ReadBody) -> Response {
     let app = &service.app;
-    let Truth::Cluster(cluster) = &app.truth else { return answer(false) };
-    answered(&body, |join: Join| take_follower(app, cluster, join))
+    answered(&body, |join: Join| take_follower(app, join))
 }
 
 fn answered<T: DeserializeOwned>(body: &[u8], take: impl FnOnce(T) -> bool) -> Response {

@@ -225,7 +225,6 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::config::file::Config;
-    use crate::control::shared::app::Truth;
     use crate::hardware::units::{MemMib, Timestamp};
     use crate::ledger::fixture::{failed_mig_order, ledger, settings};
     use crate::model::isolation::{DriverLimits, Rules};
@@ -234,7 +233,7 @@ mod tests {
     #[test]
     fn orders_about_mig_instances_that_fail_are_counted_while_their_node_reports() {
         let config = Config::from_yaml("{}").unwrap();
-        let app = App::new(Arc::new(ledger("A")), Clock::start(), config, Truth::Ledger);
+        let app = App::alone(Arc::new(ledger("A")), config, Clock::start());
         let removed = [Some("MIG-1"), None, Some("MIG-2")];
         let mig_failures = removed.map(|removed| failed_mig_order("A", 0, removed)).into();
         let rules = Rules {

@@ -559,7 +559,6 @@ mod tests {
     use super::*;
     use crate::clock::{Clock, SimulatedTime};
     use crate::config::file::Config;
-    use crate::control::shared::app::Truth;
     use crate::hardware::units::Timestamp;
     use crate::ledger::fixture::settings;
     use crate::ledger::nodes::state::Ledger;
@@ -617,7 +616,7 @@ mod tests {
         static TIME: SimulatedTime = SimulatedTime::starting(1_900_000_000);
         let clock = Clock::simulated(&TIME);
         let ledger = Arc::new(Ledger::new(settings()));
-        let app = Arc::new(App::new(ledger, clock, Config::default(), Truth::Ledger));
+        let app = Arc::new(App::alone(ledger, Config::default(), clock));
         let service = Service::new(Arc::clone(&app), Arc::new(|_| Ok(())));
         assert!(service.early.may_wait(app.clock.precise()));
         TIME.set(Timestamp::from_millis(2_001));
@@ -630,7 +629,7 @@ mod tests {
     #[tokio::test]
     async fn the_log_level_is_changed_only_from_the_loopback_interface() {
         let ledger = Arc::new(Ledger::new(settings()));
-        let app = App::new(ledger, Clock::start(), Config::default(), Truth::Ledger);
+        let app = App::alone(ledger, Config::default(), Clock::start());
         let routes = router(Service::new(Arc::new(app), Arc::new(|_| Ok(()))));
         for (from, status) in
             [("127.0.0.1", 200), ("::1", 200), ("10.0.0.1", 403), ("fd00::1", 403)]

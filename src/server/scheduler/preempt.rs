@@ -255,13 +255,12 @@ fn note_plan(app: &App, pod: &SeenPod, victims: &BTreeMap<String, MetaVictims>) 
 mod tests {
     use super::*;
     use crate::clock::Clock;
-    use crate::control::shared::app::Truth;
     use crate::ledger::change::facts::PodFact;
     use crate::ledger::fixture::{bound, ledger};
 
     fn app() -> App {
         let config = crate::config::file::Config::default();
-        App::new(std::sync::Arc::new(ledger("A")), Clock::start(), config, Truth::Ledger)
+        App::alone(std::sync::Arc::new(ledger("A")), config, Clock::start())
     }
 
     const PLAIN: &str = r#"{"metadata":{"name":"p","namespace":"n","uid":"u"}}"#;
@@ -316,7 +315,7 @@ mod tests {
         let config = "workloads: {kept: {preemptible: false}, new: {protect_seconds: 9}}";
         let config = crate::config::file::Config::from_yaml(config).unwrap();
         let ledger = std::sync::Arc::new(ledger("A"));
-        let app = App::new(ledger, Clock::start(), config, Truth::Ledger);
+        let app = App::alone(ledger, config, Clock::start());
         let protected = |name: &str, started_unix_seconds, protection| {
             let tenure = Tenure { started_unix_seconds, protection, ..Tenure::default() };
             let fact = PodFact { tenure, ..bound(name, "n", "A", 100_000) };
@@ -349,7 +348,7 @@ mod tests {
         let config =
             crate::config::file::Config::from_yaml("shares: {teams: {n: {guaranteed: 1}}}");
         let ledger = std::sync::Arc::new(ledger("A"));
-        let app = App::new(ledger, Clock::start(), config.unwrap(), Truth::Ledger);
+        let app = App::alone(ledger, config.unwrap(), Clock::start());
         app.ledger.set_listed(app.clock.now());
         app.set_fenced();
         for name in ["n/own", "other/pod"] {

@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::control::shared::app::{App, Truth};
+use crate::control::shared::app::App;
 use crate::hardware::ids::{NodeName, PodUid};
 use crate::hardware::units::Timestamp;
 use crate::kube_api::pod::seen_pod::SeenPod;
@@ -294,8 +294,7 @@ fn note_passed<'a>(
     nodes: Option<impl ExactSizeIterator<Item = &'a str>>,
 ) {
     let uid = &pod.pod.uid;
-    let is_checked = matches!(app.truth, Truth::Cluster(_));
-    if is_checked && app.is_ours(pod) && app.may_note(uid, query) {
+    if app.is_ours(pod) && app.may_note(uid, query) {
         app.passed.pass(uid, nodes, app.is_shown_waiting(uid), app.clock.now());
     }
 }

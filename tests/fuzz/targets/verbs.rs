@@ -5,9 +5,10 @@ use std::time::Duration;
 use gpupack::cli::serve::extender::settings;
 use gpupack::clock::Clock;
 use gpupack::config::file::Config;
-use gpupack::control::shared::app::{App, Truth};
+use gpupack::control::shared::app::App;
 use gpupack::hardware::ids::{NodeName, PoolName};
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu};
+use gpupack::kube_api::pod::watch::Sink;
 use gpupack::kube_api::write::target::PodKey;
 use gpupack::ledger::nodes::state::{Ledger, Settings};
 use gpupack::protocol::messages::{ExtenderArgs, ExtenderBindingArgs};
@@ -26,7 +27,7 @@ fn extender() -> App {
     };
     let ledger = Arc::new(Ledger::new(settings));
     ledger.share_by(config.pools.clone());
-    let app = App::new(ledger, clock, config, Truth::Ledger);
+    let app = App::alone(ledger, config, clock);
     let host = HostAmount { cpu: MilliCpu::new(64_000), memory: MemMib::new(256 << 10) };
     let now = clock.now();
     let nodes = [
@@ -75,8 +76,14 @@ fn filtered_and_prioritized(app: &App, body: &[u8]) {
         }
     };
     assert_eq!(args.pod, slow.pod);
+    // Only what the watch shows gets a hold.
+    app.pod(&args.pod);
+    called(app, body, &args);
+    app.pod_ended(&args.pod.pod.uid);
+}
+
+fn called(app: &App, body: &[u8], args: &ExtenderArgs<'_>) {
     let names = args.nodes.names();
-    assert_eq!(names, slow.nodes.names());
     let (Ok((filtered, _)), Ok((prioritized, _))) = (filter(app, body), prioritize(app, body))
     else {
         return;

@@ -1,4 +1,4 @@
-//! A real extender on the loopback without Kubernetes, with one node `n`.
+//! A real extender on the loopback without an API server, with one node `n`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use axum::http::Request;
 use gpupack::cli::serve::extender::settings;
 use gpupack::clock::Clock;
 use gpupack::config::file::Config;
-use gpupack::control::shared::app::{App, Truth};
+use gpupack::control::shared::app::App;
 use gpupack::hardware::ids::{DeviceId, NodeName, PodUid, PoolName};
 use gpupack::hardware::pool::ConfiguredIsolation;
 use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share};
@@ -66,7 +66,7 @@ impl Extender {
         ledger.share_by(config.pools.clone());
         ledger.see_node(&NodeName::new("n"), HostAmount::ZERO, PoolName::new(""));
         ledger.set_listed(clock.now());
-        let app = Arc::new(App::new(ledger, clock, config, Truth::Ledger));
+        let app = Arc::new(App::alone(ledger, config, clock));
         app.set_fenced();
         let router = router(Service::new(Arc::clone(&app), Arc::new(|_| Ok(()))));
         let threads =

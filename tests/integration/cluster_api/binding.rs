@@ -10,7 +10,7 @@ use gpupack::cli::serve::extender::settings;
 use gpupack::clock::Clock;
 use gpupack::config::file::Config;
 use gpupack::control::bind::settle::settle_abandoned;
-use gpupack::control::shared::app::{App, ClusterTruth, Truth};
+use gpupack::control::shared::app::App;
 use gpupack::hardware::ids::{NodeName, PodUid, PoolName};
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu};
 use gpupack::kube_api::containers::mps::ClientLimits;
@@ -26,7 +26,7 @@ use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use crate::harness::api_server::{Fake, Fault, TIMEOUT};
+use crate::harness::api_server::{Fake, Fault, TIMEOUT, connected};
 
 pub(crate) struct Bed {
     pub(crate) app: Arc<App>,
@@ -82,11 +82,10 @@ impl Bed {
         let stale_after = Duration::from_secs(3_600);
         let settings = Settings { stale_after, first_session: 1, ..settings(&config, &clock) };
         let (events, writer) = notices(fake.client(), "replica-0".to_owned(), 9, TIMEOUT);
-        let truth = ClusterTruth { writer: fake.writer(), notices: events, replica: None };
         let ledger = Arc::new(Ledger::new(settings));
         ledger.share_by(config.pools.clone());
-        let truth = Truth::Cluster(Box::new(truth));
-        let app = Arc::new(App::new(ledger, clock, config, truth));
+        let api = connected(fake.client(), TIMEOUT, clock);
+        let app = Arc::new(App::new(ledger, config, api, events));
         let host = HostAmount { cpu: MilliCpu::new(64_000), memory: MemMib::new(1 << 18) };
         app.ledger.see_node(&NodeName::new("n1"), host, PoolName::new(""));
         app.ledger.set_listed(app.clock.now());

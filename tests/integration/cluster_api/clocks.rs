@@ -7,14 +7,14 @@ use gpupack::cli::serve::extender::settings;
 use gpupack::clock::{Clock, SimulatedTime};
 use gpupack::config::file::Config;
 use gpupack::control::loops;
-use gpupack::control::shared::app::{App, ClusterTruth, Truth};
+use gpupack::control::shared::app::App;
 use gpupack::control::shared::leader::Replica;
 use gpupack::hardware::ids::{NodeName, PodUid, PoolName};
 use gpupack::hardware::units::{HostAmount, Timestamp};
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::{PodWatch, Sink, WatchEvent};
 use gpupack::kube_api::request::placement::FenceWriter;
-use gpupack::kube_api::write::events::notices;
+use gpupack::kube_api::write::events::NoticeSender;
 use gpupack::kube_api::write::lease::LeaseName;
 use gpupack::kube_api::write::target::PodKey;
 use gpupack::kube_api::write::term::Term;
@@ -29,7 +29,6 @@ use gpupack::step::outside::Outside;
 use k8s_openapi::jiff;
 use serde_json::{Value, json};
 
-use crate::harness::api_server::{Fake, TIMEOUT};
 use crate::harness::steps::carry_out_at;
 
 /// The clock of the API server when a test begins, in seconds since 1970.
@@ -82,7 +81,7 @@ impl Bed {
 
     pub(super) fn of(ahead: i64, priority: i32, has_lease: bool) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let process = Process::start(ahead, 0, has_lease, &runtime);
+        let process = Process::start(ahead, 0, has_lease);
         let mut bed = Self {
             now: 0,
             ahead,
@@ -101,7 +100,7 @@ impl Bed {
 
     /// Another process on the same machine takes its place.
     fn restart(&mut self) {
-        self.process = Process::start(self.ahead, self.now, self.has_lease, &self.runtime);
+        self.process = Process::start(self.ahead, self.now, self.has_lease);
         self.list();
     }
 
@@ -254,7 +253,7 @@ impl Bed {
 }
 
 impl Process {
-    fn start(ahead: i64, now: u64, has_lease: bool, runtime: &tokio::runtime::Runtime) -> Self {
+    fn start(ahead: i64, now: u64, has_lease: bool) -> Self {
         let wall = (BEGAN + now / 1_000).saturating_add_signed(ahead);
         let time: &'static SimulatedTime = Box::leak(Box::new(SimulatedTime::starting(wall)));
         let (clock, mut config) = (Clock::simulated(time), Config::default());
@@ -264,11 +263,6 @@ impl Process {
             false => Term::alone(clock, FenceWriter::random()),
         };
         let writer = ApiWriter::new(Outside::new(clock), config.api_timeout, term);
-        let client = {
-            let _entered = runtime.enter();
-            Fake::with_pod().client()
-        };
-        let (notices, _) = notices(client, "replica-1".to_owned(), 1, TIMEOUT);
         let address = "http://replica-1:8080".to_owned();
         let replica = has_lease.then(|| Replica {
             identity: Replica::identity("gpupack-0", 1),
@@ -278,9 +272,12 @@ impl Process {
             address,
             secret: "secret".to_owned(),
         });
-        let truth = Truth::Cluster(Box::new(ClusterTruth { writer, notices, replica }));
         let ledger = Arc::new(Ledger::new(settings(&config, &clock)));
-        let app = Arc::new(App::new(ledger, clock, config, truth));
+        let app = App::new(ledger, config, writer, NoticeSender::unread());
+        let app = Arc::new(match replica {
+            Some(replica) => app.among(replica),
+            None => app,
+        });
         let sink: Arc<dyn Sink> = app.clone();
         let watch = PodWatch::new(Arc::clone(&app.ledger), sink, clock);
         let running = loops::start(&app);

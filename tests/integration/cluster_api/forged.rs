@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use gpupack::config::file::Config;
-use gpupack::control::shared::app::Truth;
 use gpupack::control::shared::passed::Verdict;
 use gpupack::hardware::ids::PodUid;
 use gpupack::kube_api::pod::seen_pod::SeenPod;
@@ -28,8 +27,7 @@ fn forged(fake: &Fake, annotations: Value) -> Value {
 
 /// The events that were queued: the test bed has no writer for them.
 fn notices(bed: &Bed) -> u64 {
-    let Truth::Cluster(cluster) = &bed.app.truth else { return 0 };
-    cluster.notices.counts().dropped
+    bed.app.notices.counts().dropped
 }
 
 fn holds(bed: &Bed) -> usize {

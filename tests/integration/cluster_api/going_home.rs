@@ -8,7 +8,7 @@ use gpupack::clock::{Clock, SimulatedTime};
 use gpupack::config::file::Config;
 use gpupack::config::guard::GuardConfig;
 use gpupack::control::loops;
-use gpupack::control::shared::app::{App, ClusterTruth, Truth};
+use gpupack::control::shared::app::App;
 use gpupack::hardware::ids::{NodeName, PodUid, PoolName};
 use gpupack::hardware::pool::{Borrow, PoolRule, PoolRules};
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
@@ -114,12 +114,10 @@ impl Bed {
             fake.client()
         };
         let (events, queue) = notices(client, "replica-0".to_owned(), 99, TIMEOUT);
-        let truth =
-            Truth::Cluster(Box::new(ClusterTruth { writer, notices: events, replica: None }));
         let ledger =
             Arc::new(Ledger::new(Settings { first_session: 1, ..settings(&config, &clock) }));
         ledger.share_by(pools);
-        let app = Arc::new(App::new(ledger, clock, config, truth));
+        let app = Arc::new(App::new(ledger, config, writer, events));
         let host = HostAmount { cpu: MilliCpu::new(64_000), memory: MemMib::new(1 << 18) };
         app.ledger.see_node(&NodeName::new("n1"), host, PoolName::new(""));
         let sink: Arc<dyn Sink> = app.clone();

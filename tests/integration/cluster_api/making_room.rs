@@ -7,23 +7,18 @@ use gpupack::clock::{Clock, SimulatedTime};
 use gpupack::config::file::Config;
 use gpupack::config::pods::quota::SharesConfig;
 use gpupack::control::loops;
-use gpupack::control::shared::app::{App, ClusterTruth, Truth};
+use gpupack::control::shared::app::App;
 use gpupack::hardware::ids::{NodeName, PodUid, PoolName};
 use gpupack::hardware::units::{HostAmount, MemMib, Share, Timestamp};
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::{PodWatch, Sink, WatchEvent};
-use gpupack::kube_api::request::placement::{FENCE, FenceWriter, HOLD};
-use gpupack::kube_api::write::events::notices;
-use gpupack::kube_api::write::term::Term;
-use gpupack::kube_api::write::writer::ApiWriter;
+use gpupack::kube_api::request::placement::{FENCE, HOLD};
 use gpupack::ledger::nodes::state::Ledger;
 use gpupack::model::team::TeamShare;
 use gpupack::server::api::reports;
 use gpupack::server::scheduler::verbs;
-use gpupack::step::outside::Outside;
 use serde_json::{Value, json};
 
-use crate::harness::api_server::{Fake, TIMEOUT};
 use crate::harness::steps::carry_out;
 
 /// Longer than a process pauses that is not frozen, in ms.
@@ -55,7 +50,6 @@ struct Bed {
     now: u64,
     app: Arc<App>,
     _running: loops::Running,
-    _runtime: tokio::runtime::Runtime,
     /// Whether another pod gets what is guaranteed to the team while the note of the room is written.
     has_rival: bool,
     /// Whether the process is frozen while the note of the room is written, and what another one does meanwhile.
@@ -79,24 +73,14 @@ impl Bed {
         let share = TeamShare { guaranteed, at_most: None };
         config.shares = SharesConfig::of([("red".to_owned(), share)].into_iter());
         config.quota.reference = MemMib::new(10_000);
-        let term = Term::alone(clock, FenceWriter::random());
-        let writer = ApiWriter::new(Outside::new(clock), config.api_timeout, term);
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let client = {
-            let _entered = runtime.enter();
-            Fake::with_pod().client()
-        };
-        let (notices, _) = notices(client, "replica-1".to_owned(), 1, TIMEOUT);
-        let truth = Truth::Cluster(Box::new(ClusterTruth { writer, notices, replica: None }));
         let ledger = Arc::new(Ledger::new(settings(&config, &clock)));
-        let app = Arc::new(App::new(ledger, clock, config, truth));
+        let app = Arc::new(App::alone(ledger, config, clock));
         let running = loops::start(&app);
         let bed = Self {
             time,
             now: 0,
             app,
             _running: running,
-            _runtime: runtime,
             has_rival,
             freezes: None,
             evicted: Vec::new(),

@@ -8,7 +8,7 @@ use gpupack::clock::{Clock, SimulatedTime};
 use gpupack::config::file::Config;
 use gpupack::control::lead::informing::take_message;
 use gpupack::control::loops;
-use gpupack::control::shared::app::{App, ClusterTruth, Truth};
+use gpupack::control::shared::app::App;
 use gpupack::control::shared::in_flight::{HeldPod, Message, NamedPod};
 use gpupack::control::shared::leader::Replica;
 use gpupack::hardware::ids::{NodeName, PodUid, PoolName};
@@ -16,7 +16,7 @@ use gpupack::hardware::units::{HostAmount, MemMib, Timestamp};
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::{PodWatch, Sink, WatchEvent};
 use gpupack::kube_api::request::placement::HOLD;
-use gpupack::kube_api::write::events::notices;
+use gpupack::kube_api::write::events::NoticeSender;
 use gpupack::kube_api::write::lease::LeaseName;
 use gpupack::kube_api::write::target::PodKey;
 use gpupack::kube_api::write::term::Term;
@@ -27,7 +27,6 @@ use gpupack::server::api::reports;
 use gpupack::step::outside::Outside;
 use serde_json::{Value, json};
 
-use crate::harness::api_server::{Fake, TIMEOUT};
 use crate::harness::steps::carry_out;
 
 const NODES: [&str; 2] = ["n1", "n2"];
@@ -38,7 +37,6 @@ struct Bed {
     now: u64,
     app: Arc<App>,
     _running: loops::Running,
-    _runtime: tokio::runtime::Runtime,
     lease: Value,
     /// Status and body of the answer to the fence of a pod, and to other changes of it.
     on_fence: (u16, Value),
@@ -78,23 +76,15 @@ impl Bed {
                 "acquireTime": "2026-01-01T00:00:00.000000Z",
                 "renewTime": "2026-01-01T00:00:00.000000Z"}});
         let writer = ApiWriter::new(Outside::new(clock), config.api_timeout, Term::none(clock, 2));
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let client = {
-            let _entered = runtime.enter();
-            Fake::with_pod().client()
-        };
-        let (notices, _) = notices(client, "replica-1".to_owned(), 1, TIMEOUT);
-        let truth = ClusterTruth { writer, notices, replica: Some(own) };
         let ledger = Arc::new(Ledger::new(settings(&config, &clock)));
-        let truth = Truth::Cluster(Box::new(truth));
-        let app = Arc::new(App::new(ledger, clock, config, truth));
+        let app = App::new(ledger, config, writer, NoticeSender::unread());
+        let app = Arc::new(app.among(own));
         let running = loops::start(&app);
         let mut bed = Self {
             time,
             now: 0,
             app,
             _running: running,
-            _runtime: runtime,
             lease,
             on_fence,
             taken_away: 0,
@@ -131,7 +121,6 @@ impl Bed {
 
     /// The leader names a pod whose Binding may be on its way.
     fn told(&self, node: Option<&str>) {
-        let Truth::Cluster(cluster) = &self.app.truth else { return };
         let node = node.map(str::to_owned);
         let named = |name: &str| NamedPod {
             namespace: "team".to_owned(),
@@ -146,9 +135,9 @@ impl Bed {
             bindings: vec![named("infer")],
             holds: Vec::new(),
         };
-        assert!(!take_message(&self.app, cluster, message()), "its list began before");
+        assert!(!take_message(&self.app, message()), "its list began before");
         self.list();
-        assert!(take_message(&self.app, cluster, message()));
+        assert!(take_message(&self.app, message()));
     }
 
     /// Lets time pass in steps of 50 ms.
@@ -364,7 +353,6 @@ fn the_holds_of_the_last_leader_are_taken_over() {
             watch.take(WatchEvent::Seen(waiting));
         }
         watch.take(WatchEvent::ListEnds);
-        let Truth::Cluster(cluster) = &bed.app.truth else { unreachable!("it has a cluster") };
         let message = || Message {
             term: 7,
             secret: "secret-1".to_owned(),
@@ -372,9 +360,9 @@ fn the_holds_of_the_last_leader_are_taken_over() {
             bindings: Vec::new(),
             holds: vec![HeldPod { uid: "u1".to_owned(), node: node.to_owned() }],
         };
-        assert!(!take_message(&bed.app, cluster, message()), "its list began before");
+        assert!(!take_message(&bed.app, message()), "its list began before");
         bed.list();
-        assert!(take_message(&bed.app, cluster, message()));
+        assert!(take_message(&bed.app, message()));
         assert_eq!(bed.app.ledger.hold_count(), 0, "the leader has it");
         bed.takes_over();
         assert_eq!(bed.app.ledger.hold_count(), count, "{node} {is_waiting}");

@@ -544,16 +544,16 @@ async fn pods_beyond_the_size_of_a_group_are_told_that_they_start_alone() {
     assert!(told.explained.suggestions.iter().any(|it| it.starts_with("end team/other")));
 }
 
-/// gpupack checks CPU and host memory only without an API server.
+/// gpupack checks CPU and host memory only in the simulator.
 #[test]
 fn every_obstacle_is_tried_and_documented() {
     let document: Value = serde_json::from_str(include_str!("../../../docs/openapi.json")).unwrap();
     let names = document["components"]["schemas"]["Obstacle"]["enum"].as_array().unwrap();
     let (operations, tests) = (include_str!("../../../docs/operations.md"), include_str!("why.rs"));
-    let of_demo = BTreeSet::from(["Cpu", "HostMemory"]);
+    let of_simulator = BTreeSet::from(["Cpu", "HostMemory"]);
     for name in names.iter().map(|name| name.as_str().unwrap()) {
         assert!(operations.contains(&format!("`{name}`")), "docs/operations.md names `{name}`");
         let is_tried = tests.contains(&format!("Obstacle::{name}"));
-        assert!(is_tried || of_demo.contains(name), "{name} is tried");
+        assert!(is_tried || of_simulator.contains(name), "{name} is tried");
     }
 }

@@ -270,7 +270,7 @@ async fn no_request_is_repeated_without_the_caller() {
         let (address, server) = socket(answer);
         let config = kube::Config::new(format!("http://{address}").parse().unwrap());
         let client = without_retries(config, Clock::start()).unwrap();
-        let writer = connected(client, Duration::from_secs(2));
+        let writer = connected(client, Duration::from_secs(2), Clock::start());
         assert_eq!(reported(&writer.bind(&target()).await), expected);
         TcpStream::connect(address).unwrap().write_all(b"stop").unwrap();
         assert_eq!(server.join().unwrap(), 1, "{expected}");

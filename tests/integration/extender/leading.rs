@@ -224,6 +224,7 @@ async fn a_call_waits_for_a_leader_that_is_not_ready_yet() {
         let body = json!({"Pod": pod(uid, json!({"gpu-fraction": "0.5"})), "NodeNames": ["gpu-a"]});
         body.to_string().into_bytes()
     };
+    bed.api.put(pod("a", json!({"gpu-fraction": "0.5"})));
     let call = post(&at, "filter", query("a"));
     let fence = async {
         tokio::time::sleep(Duration::from_millis(300)).await;

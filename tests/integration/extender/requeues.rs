@@ -20,10 +20,10 @@ use crate::harness::turns::turn;
 use gpupack::clock::Clock;
 use gpupack::config::file::Config;
 use gpupack::control::bind::binding;
-use gpupack::control::shared::app::{App, ClusterTruth, Truth};
+use gpupack::control::shared::app::App;
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::Sink;
-use gpupack::kube_api::write::events::notices;
+use gpupack::kube_api::write::events::NoticeSender;
 use gpupack::ledger::nodes::state::{Ledger, Settings};
 use gpupack::ledger::query::reading::Readiness;
 use gpupack::model::policy::Policy;
@@ -129,11 +129,9 @@ fn bed(size: &Size) -> (Bed, mpsc::UnboundedReceiver<String>) {
     let (named, scheduler) = mpsc::unbounded_channel();
     let requeues = Requeues::default();
     let client = client(Arc::clone(&requeues), named);
-    let (sender, _) = notices(client.clone(), "test".to_owned(), 1, LIMIT);
-    let writer = connected(client, LIMIT);
-    let truth = Truth::Cluster(Box::new(ClusterTruth { writer, notices: sender, replica: None }));
+    let writer = connected(client, LIMIT, clock);
     ledger.set_listed(clock.now());
-    let app = Arc::new(App::new(ledger, clock, config, truth));
+    let app = Arc::new(App::new(ledger, config, writer, NoticeSender::unread()));
     (Bed { app, requeues, pools }, scheduler)
 }
 

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use gpupack::control::lead::informing::{take_follower, take_message};
-use gpupack::control::shared::app::Truth;
 use gpupack::control::shared::leader::Replica;
 use gpupack::kube_api::write::lease::LeaseName;
 use gpupack::kube_api::write::target::PodKey;
@@ -86,14 +85,13 @@ impl World {
         let Some(replica) = self.process(to) else { return };
         replica.set_time(now);
         let app = &replica.app;
-        let Truth::Cluster(cluster) = &app.truth else { return };
         let body = request.body();
         let is_taken = match request.uri().path() {
             "/v1/replicas/bindings" => {
-                take_message(app, cluster, serde_json::from_slice(body).expect("a message"))
+                take_message(app, serde_json::from_slice(body).expect("a message"))
             }
             "/v1/replicas/join" => {
-                take_follower(app, cluster, serde_json::from_slice(body).expect("a message"))
+                take_follower(app, serde_json::from_slice(body).expect("a message"))
             }
             path => panic!("a replica sent {path}"),
         };

@@ -1,28 +1,25 @@
 //! One process of the extender: everything that is shipped but the sockets.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, LazyLock};
-use std::time::Duration;
+use std::sync::Arc;
 
 use futures::FutureExt;
 use gpupack::cli::serve::extender::settings;
 use gpupack::clock::{Clock, SimulatedTime};
 use gpupack::config::file::Config;
 use gpupack::control::loops;
-use gpupack::control::shared::app::{App, ClusterTruth, Truth};
+use gpupack::control::shared::app::App;
 use gpupack::hardware::ids::PodUid;
 use gpupack::hardware::units::Timestamp;
 use gpupack::kube_api::pod::watch::{NodeLabels, NodeWatch, PodWatch, Sink};
 use gpupack::kube_api::request::placement::FenceWriter;
-use gpupack::kube_api::write::events::notices;
+use gpupack::kube_api::write::events::NoticeSender;
 use gpupack::kube_api::write::term::Term;
 use gpupack::kube_api::write::writer::ApiWriter;
 use gpupack::ledger::nodes::state::Ledger;
 use gpupack::model::reservation::ReservationState;
 use gpupack::step::api_server::Head;
 use gpupack::step::outside::{Action, Event, Outside};
-use kube::Client;
-use kube::client::Body;
 use serde_json::Value;
 
 use super::What;
@@ -36,19 +33,6 @@ const BEGAN: u64 = 1_767_225_600;
 pub(super) fn api_seconds(now: u64) -> u64 {
     BEGAN + now / 1_000
 }
-
-/// For pod events, which are not written here. The client takes a runtime of tokio that never runs.
-static SILENT: LazyLock<Client> = LazyLock::new(|| {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-    let entered = runtime.enter();
-    let silent = tower::service_fn(|_: hyper::Request<Body>| async {
-        std::future::pending::<Result<hyper::Response<Body>, std::io::Error>>().await
-    });
-    let client = Client::new(silent, "default");
-    drop(entered);
-    std::mem::forget(runtime);
-    client
-});
 
 pub(super) struct Replica {
     /// Distinguishes the lives of this replica: an answer to an earlier one is lost.
@@ -148,13 +132,13 @@ impl Replica {
             None => Term::alone(clock, life),
         };
         let writer = ApiWriter::new(outside, config.api_timeout, term);
-        let (notices, _) =
-            notices(SILENT.clone(), "simulated".to_owned(), 1, Duration::from_secs(1));
-        let truth = ClusterTruth { writer, notices, replica };
-        let truth = Truth::Cluster(Box::new(truth));
         let ledger = Arc::new(Ledger::new(settings(&config, &clock)));
         ledger.share_by(config.pools.clone());
-        let app = Arc::new(App::new(Arc::clone(&ledger), clock, config, truth));
+        let app = App::new(Arc::clone(&ledger), config, writer, NoticeSender::unread());
+        let app = Arc::new(match replica {
+            Some(replica) => app.among(replica),
+            None => app,
+        });
         let sink: Arc<dyn Sink> = app.clone();
         let labels = NodeLabels { pool: app.config.pool_label.clone(), domain: String::new() };
         let running = loops::start(&app);
@@ -214,18 +198,12 @@ impl Replica {
 
     /// How it names itself in what it writes; `None` before it leads.
     pub(super) fn maker(&self) -> Option<FenceWriter> {
-        match &self.app.truth {
-            Truth::Cluster(cluster) => cluster.writer.term().writer(),
-            Truth::Ledger => None,
-        }
+        self.app.writer.term().writer()
     }
 
     /// Whether its term has not ended.
     pub(super) fn may_write(&self) -> bool {
-        match &self.app.truth {
-            Truth::Cluster(cluster) => cluster.writer.term().is_valid(),
-            Truth::Ledger => true,
-        }
+        self.app.writer.term().is_valid()
     }
 
     /// The process sees this time from now on.

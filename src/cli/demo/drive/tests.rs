@@ -17,7 +17,6 @@ use crate::cli::query::snapshot_state::{cluster, places};
 use crate::cli::serve::extender::settings;
 use crate::clock::Clock;
 use crate::config::file::Config;
-use crate::control::shared::app::Truth;
 use crate::hardware::ids::{DeviceId, PoolName};
 use crate::hardware::pool::{Enforcement, InstanceUse, PoolRule, PoolRules, Replicas};
 use crate::hardware::units::Demand;
@@ -114,7 +113,7 @@ fn node(chance: &mut ChaCha8Rng, number: usize) -> FleetNode {
 }
 
 /// An extender that knows this fleet.
-async fn extender(fleet: &Fleet, policy: Policy, others: &[(usize, u64)]) -> Arc<App> {
+async fn extender(fleet: &Fleet, policy: Policy, others: &[(usize, u64)]) -> (Arc<App>, ApiServer) {
     let pools = rules().into_iter().enumerate().map(|(at, rule)| (pool(at), rule));
     let hour = Duration::from_secs(3600);
     let config =
@@ -122,7 +121,8 @@ async fn extender(fleet: &Fleet, policy: Policy, others: &[(usize, u64)]) -> Arc
     let clock = Clock::start();
     let ledger = Arc::new(Ledger::new(settings(&config, &clock)));
     ledger.share_by(config.pools.clone());
-    let app = Arc::new(App::new(ledger, clock, config, Truth::Ledger));
+    let api = ApiServer::default();
+    let app = api.extender(ledger, config, clock);
     for node in &fleet.nodes {
         let pool = PoolName::new(node.pool.as_deref().unwrap_or_default());
         app.ledger.see_node(&node.node_name(), node.host(), pool);
@@ -147,7 +147,7 @@ async fn extender(fleet: &Fleet, policy: Policy, others: &[(usize, u64)]) -> Arc
         let (status, answer) = reports::answer(&app, &node.name, &body);
         assert!(status.is_success(), "{}", String::from_utf8_lossy(&answer));
     }
-    app
+    (app, api)
 }
 
 // --- pods ----------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ fn keys(chance: &mut ChaCha8Rng) -> (Value, Value) {
     let profile = one(&["1g.5gb", "2g.10gb", "3g.20gb", "1g.5gb.me", "7g.40gb"]);
     let count = one(&["1", "1", "1", "2", "3"]);
     let (mut annotations, mut limits) = (json!({}), json!({}));
-    match chance.random_range(0..13) {
+    match chance.random_range(0..12) {
         0..=3 => annotations["gpu-fraction"] = share.clone().into(),
         4..=6 => annotations["gpu-memory"] = memory.clone().into(),
         7 | 8 => {
@@ -169,8 +169,7 @@ fn keys(chance: &mut ChaCha8Rng) -> (Value, Value) {
         }
         9 => limits["nvidia.com/gpu"] = count.clone().into(),
         10 => limits[format!("nvidia.com/mig-{profile}")] = count.clone().into(),
-        11 => limits["nvidia.com/gpu.shared"] = "1".into(),
-        _ => return (annotations, limits),
+        _ => limits["nvidia.com/gpu.shared"] = "1".into(),
     }
     if limits == json!({}) && chance.random_bool(0.2) {
         annotations["gpu-fraction-num-devices"] = count.into();
@@ -269,9 +268,11 @@ fn through_files(snapshot: &Snapshot) -> (Vec<TraceNode>, Vec<TracePod>) {
     (nodes, pods)
 }
 
-fn end(app: &App, uid: &str) {
-    app.ledger.end_pod(&PodUid::new(uid), app.clock.now());
+fn end(drive: &mut Drive, uid: &str) {
+    drive.scheduler.forget(uid);
+    drive.api.delete(&PodUid::new(uid));
     // No report shows a process of it: after the limit its devices are free.
+    let app = &drive.app;
     app.ledger.tick(app.clock.now().plus(app.ledger.settings.drain_limit * 2));
 }
 
@@ -301,19 +302,19 @@ async fn check(seed: u64) -> (usize, usize) {
     let world = world(&mut chance);
     let names: Vec<String> = world.fleet.nodes.iter().map(|node| node.name.clone()).collect();
     let names_only: Vec<&str> = names.iter().map(String::as_str).collect();
-    let over_http = extender(&world.fleet, world.policy, &world.others).await;
-    let direct = extender(&world.fleet, world.policy, &world.others).await;
+    let (over_http, its_api) = extender(&world.fleet, world.policy, &world.others).await;
+    let (direct, api) = extender(&world.fleet, world.policy, &world.others).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let base = format!("http://{}", listener.local_addr().unwrap());
     let (_stop, stopped) = watch::channel(false);
     let service = Service::new(Arc::clone(&over_http), Arc::new(|_: &str| Ok(())));
     let serving = tokio::spawn(serve(service, listener, stopped.clone()));
-    let drive = |app: &Arc<App>| {
-        let scheduler = Scheduler::new(base.clone(), &names, seed);
+    let drive = |app: &Arc<App>, api: ApiServer| {
+        let scheduler = Scheduler::new(base.clone(), &world.fleet.nodes, seed);
         let figures = watch::Sender::new(Figures::default());
-        Drive::new(Arc::clone(app), figures, scheduler, seed, stopped.clone())
+        Drive::new((Arc::clone(app), api), figures, scheduler, seed, stopped.clone())
     };
-    let (mut caller, mut demo) = (drive(&over_http), drive(&direct));
+    let (mut caller, mut demo) = (drive(&over_http, its_api), drive(&direct, api));
 
     // The simulator gets all through files.
     let (nodes, _) = cluster(&state_of(&over_http));
@@ -336,8 +337,8 @@ async fn check(seed: u64) -> (usize, usize) {
     for (arrival, pod) in world.pods.iter().enumerate() {
         if running.len() > 4 && chance.random_bool(0.3) {
             let (ended, seat) = running.swap_remove(chance.random_range(0..running.len()));
-            end(&over_http, &world.pods[ended].uid);
-            end(&direct, &world.pods[ended].uid);
+            end(&mut caller, &world.pods[ended].uid);
+            end(&mut demo, &world.pods[ended].uid);
             simulator.end(ended, seat);
         }
         let seen = SeenPod::from_json(&pod.json).unwrap();

@@ -1,24 +1,32 @@
 use std::collections::BTreeSet;
 
+use hyper::Request;
+use serde_json::Value;
+
 use super::*;
 use crate::agent::gpu::probe::{Probe, ProcessSampling};
 use crate::agent::node::session::{Answer, Session};
 use crate::agent::simulated::fleet::Fleet;
-use crate::cli::demo::pods::lending;
+use crate::cli::demo::pods::{DemoPod, lending};
 use crate::cli::serve::extender::settings;
 use crate::clock::{Clock, SimulatedTime};
 use crate::config::file::Config;
-use crate::control::shared::app::Truth;
+use crate::control::bind::recall::recall;
+use crate::control::bind::take_back::take_back;
 use crate::hardware::ids::PoolName;
 use crate::hardware::pool::PoolRules;
 use crate::hardware::units::MemMib;
+use crate::kube_api::pod::watch::PodWatch;
+use crate::kube_api::request::placement::encode;
 use crate::ledger::nodes::state::Ledger;
 use crate::report::bodies::{AllocationState, Reply};
 use crate::server::api::reports;
+use crate::step::outside::{Action, Answer as Answered, Event};
 
 /// A node with two GPUs of 1,000 MiB, its agent and kubelet.
 struct Bed {
     app: Arc<App>,
+    api: ApiServer,
     kubelet: Kubelet,
     probe: ProgramProbe,
     session: Session,
@@ -36,15 +44,18 @@ fn bed() -> Bed {
     let config = Config { pools: lending(&PoolRules::default()), ..Config::default() };
     let ledger = Arc::new(Ledger::new(settings(&config, &clock)));
     ledger.share_by(config.pools.clone());
-    let app = Arc::new(App::new(ledger, clock, config, Truth::Ledger));
+    let (app, api) = (Arc::new(App::alone(ledger, config, clock)), ApiServer::default());
+    api.show_to(PodWatch::new(Arc::clone(&app.ledger), app.clone(), clock));
     let node = &fleet.nodes[0];
     app.ledger.see_node(&node.node_name(), node.host(), PoolName::new(""));
     app.ledger.set_listed(app.clock.now());
     app.set_fenced();
-    let kubelet = Kubelet::new(Arc::clone(&app), Arc::new(Programs::new(&fleet)));
+    let programs = Arc::new(Programs::new(&fleet));
+    let kubelet = Kubelet::new(Arc::clone(&app), api.clone(), programs);
     let probe = kubelet.probe(node);
     let mut bed = Bed {
         app,
+        api,
         kubelet,
         probe,
         session: Session::new("agent", 0),
@@ -89,15 +100,40 @@ impl Bed {
     fn tenths(&mut self, count: u32) {
         for _ in 0..count {
             self.time.set(self.app.clock.now().plus(Duration::from_millis(100)));
+            self.step();
             self.kubelet.look(self.app.clock.now());
             self.report();
         }
     }
 
+    /// Carries out what gpupack wants, until it wants nothing more now.
+    fn step(&self) {
+        let (outside, now) = (&self.app.outside, self.app.clock.now());
+        let mut actions = outside.step(Event::Changed, now);
+        while let Some(action) = actions.pop() {
+            let event = match action {
+                Action::Work(work) => {
+                    work();
+                    Event::Changed
+                }
+                Action::Call { id, request, .. } => {
+                    let (status, body) = self.api.answer(&request);
+                    let body = Some(body.into_bytes());
+                    Event::Answered { id, answer: Ok(Answered { status, body, date: None }) }
+                }
+            };
+            actions.extend(outside.step(event, now));
+        }
+    }
+
+    /// The first half of a bind.
     fn reserve(&self, pod: &DemoPod) {
+        self.api.put(serde_json::from_str(&pod.json).unwrap());
         let seen = SeenPod::from_json(&pod.json).unwrap();
         let query = self.app.query(&seen).unwrap();
         self.app.ledger.reserve(&seen.pod, "n", &query, self.app.clock.now()).unwrap();
+        recall(&self.app, Some("n"));
+        take_back(&self.app, Some("n"));
     }
 
     fn waits_for(&self, pod: &DemoPod) -> Vec<String> {
@@ -108,8 +144,15 @@ impl Bed {
     /// The second half of a bind that waits for no pod.
     fn post(&mut self, pod: &DemoPod) {
         assert_eq!(self.waits_for(pod), Vec::<String>::new());
-        self.app.ledger.confirm(&PodUid::new(pod.uid.as_str()));
-        self.kubelet.start(pod, self.app.clock.now()).unwrap();
+        let uid = PodUid::new(pod.uid.as_str());
+        let annotations = encode(&self.app.ledger.to_post(&uid).unwrap().placement).unwrap();
+        let binding: Value =
+            json!({"metadata": {"annotations": annotations}, "target": {"name": "n"}});
+        let request = Request::post(format!("/api/v1/namespaces/d/pods/{}/binding", pod.name));
+        let request = request.body(binding.to_string().into_bytes()).unwrap();
+        assert_eq!(self.api.answer(&request).0, 201);
+        self.app.ledger.confirm(&uid);
+        self.kubelet.start(&uid, self.app.clock.now());
         self.report();
     }
 
@@ -151,8 +194,8 @@ fn a_guest_goes_home_within_a_second_and_then_the_other_pod_starts() {
     assert_eq!(bed.kubelet.crowded(), 0);
     assert_eq!(bed.app.ledger.audit(), Ok(()));
     let uid = PodUid::new("two");
-    bed.app.ledger.end_pod(&uid, bed.app.clock.now());
     bed.kubelet.end(&uid, bed.app.clock.now());
+    bed.api.delete(&uid);
     assert_eq!(bed.running(), ["GPU-a 1000 one", "GPU-b 1003 train"]);
 }
 

@@ -1,0 +1,13 @@
+//! The pods of calls, as the watch shows them: only such pods get holds.
+
+use gpupack::control::shared::app::App;
+use gpupack::kube_api::pod::watch::Sink;
+use gpupack::protocol::messages::ExtenderArgs;
+
+/// The watch shows the pods of these calls.
+pub(crate) fn show(app: &App, bodies: &[Vec<u8>]) {
+    for body in bodies {
+        let call = ExtenderArgs::parse(body).expect("a body as kube-scheduler sends it");
+        app.pod(&call.pod);
+    }
+}

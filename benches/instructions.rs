@@ -1,5 +1,5 @@
 //! Instructions of the hot paths, counted by callgrind and held against bounds: where times are noisy,
-//! counts are not. The bounds are a third above what was counted last, so that they fail for a wrong shape
+//! counts are not. The bounds are a tenth above what was counted last, so that they fail for a wrong shape
 //! (a check of every node instead of changed ones), not for small compiler changes.
 //!
 //! `cargo bench --bench instructions` needs valgrind and `cargo install gungraun-runner@0.20.0 --locked`.
@@ -67,7 +67,7 @@ fn limit(instructions: u64) -> LibraryBenchmarkConfig {
     config
 }
 
-#[library_benchmark(config = limit(311_000))]
+#[library_benchmark(config = limit(280_000))]
 #[bench::of_1000_nodes(args = (), setup = warm)]
 fn decision(bench: Bench) -> (usize, Bench) {
     let names: Vec<&str> = bench.names.iter().map(String::as_str).collect();
@@ -76,21 +76,21 @@ fn decision(bench: Bench) -> (usize, Bench) {
     (choice.kept.len(), bench)
 }
 
-#[library_benchmark(config = limit(750_000))]
+#[library_benchmark(config = limit(768_000))]
 #[bench::of_1000_nodes(args = (), setup = warm)]
 fn filter(bench: Bench) -> (Vec<u8>, Bench) {
     let answer = verbs::filter(&bench.app, black_box(&bench.bodies[1]));
     (answer.expect("a body as kube-scheduler sends it").0, bench)
 }
 
-#[library_benchmark(config = limit(1_240_000))]
+#[library_benchmark(config = limit(1_307_000))]
 #[bench::of_1000_nodes(args = (), setup = warm)]
 fn prioritize(bench: Bench) -> (Vec<u8>, Bench) {
     let answer = verbs::prioritize(&bench.app, black_box(&bench.bodies[1]));
     (answer.expect("a body as kube-scheduler sends it").0, bench)
 }
 
-#[library_benchmark(config = limit(11_200_000))]
+#[library_benchmark(config = limit(10_570_000))]
 #[bench::of_1000_nodes(args = (), setup = warm)]
 fn shape_of_new_request(bench: Bench) -> (usize, Bench) {
     let new = requests(GpuRequest::one(Amount::Memory(MemMib::new(3_333))), Policy::Fragmentation);
@@ -98,7 +98,7 @@ fn shape_of_new_request(bench: Bench) -> (usize, Bench) {
     (answers.len(), bench)
 }
 
-#[library_benchmark(config = limit(26_500))]
+#[library_benchmark(config = limit(28_600))]
 #[bench::of_1000_nodes(args = (), setup = warm)]
 fn reserve(bench: Bench) -> Bench {
     let pod = pod("bench");

@@ -527,14 +527,6 @@ pub mod agent {
         pub mod maker;
     }
 
-    /// Simulated nodes without GPUs, for demos and tests.
-    pub mod simulated {
-        pub mod fleet;
-        pub mod mixed;
-        pub mod probe;
-        pub mod programs;
-    }
-
     /// The agent itself.
     pub mod node {
         pub mod cadence;
@@ -596,6 +588,15 @@ pub mod sim {
 
 /// Flags and printing; the modules above do the rest.
 pub mod cli {
+    /// Simulated nodes without GPUs, for demos and tests.
+    pub mod simulated {
+        pub mod fleet;
+        pub mod mixed;
+        pub mod probe;
+        pub mod run;
+        pub mod programs;
+    }
+
     /// What all commands share.
     pub mod base {
         pub mod failure;

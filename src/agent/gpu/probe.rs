@@ -1,6 +1,6 @@
 //! A probe reads the devices of a node.
 //!
-//! There are two: [`crate::agent::nvml::probe`] and [`crate::agent::simulated::probe`]. A probe
+//! One is [`crate::agent::nvml::probe`]; `gpupack agent --simulate` and the demo have others. A probe
 //! only reads. [`crate::agent::node::run`] decides what is sent, when and to whom.
 
 use std::collections::{BTreeMap, BTreeSet};

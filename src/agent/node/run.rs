@@ -21,8 +21,6 @@ use crate::agent::node::link::Link;
 use crate::agent::node::replicas::{Family, Target};
 use crate::agent::node::sampler::Sampler;
 use crate::agent::node::session::Session;
-use crate::agent::simulated::fleet::{Fleet, FleetNode};
-use crate::agent::simulated::probe::SimulatedProbe;
 use crate::hardware::units::Timestamp;
 
 /// How long an address that no name resolves to any more keeps its reports, if it answers.
@@ -54,34 +52,27 @@ pub async fn run_node(
     agent.run(stop).await
 }
 
-/// Plays all nodes of `fleet` in one process, with their reports spread over the period, until
-/// `stop` is done.
+/// A node, as a probe sees it.
+pub struct SeenNode<P> {
+    /// Its name in Kubernetes.
+    pub name: String,
+    pub probe: P,
+}
+
+/// Reports all these nodes from one process, spread over the period, until `stop` is done.
 ///
 /// # Errors
 /// [`AgentError`] for an address that cannot be used.
-pub async fn run_fleet(
+pub async fn run_nodes<P: Probe + 'static>(
     config: &AgentConfig,
-    fleet: &Fleet,
-    stop: impl Future<Output = ()>,
-) -> Result<(), AgentError> {
-    run_probes(config, fleet, |node| SimulatedProbe::new(fleet, node), stop).await
-}
-
-/// The same with other probes of the nodes.
-///
-/// # Errors
-/// As [`run_fleet`].
-pub async fn run_probes<P: Probe + 'static>(
-    config: &AgentConfig,
-    fleet: &Fleet,
-    probe: impl Fn(&FleetNode) -> P,
+    nodes: Vec<SeenNode<P>>,
     stop: impl Future<Output = ()>,
 ) -> Result<(), AgentError> {
     let mut agent = Agent::new(config)?;
-    let count = u32::try_from(fleet.nodes.len()).unwrap_or(u32::MAX).max(1);
-    for (position, node) in (0..count).zip(&fleet.nodes) {
+    let count = u32::try_from(nodes.len()).unwrap_or(u32::MAX).max(1);
+    for (position, node) in (0..count).zip(nodes) {
         let phase = config.period.saturating_mul(position) / count;
-        agent.start(&node.name, probe(node), phase);
+        agent.start(&node.name, node.probe, phase);
     }
     agent.run(stop).await
 }

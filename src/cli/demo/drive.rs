@@ -11,12 +11,12 @@ use rand_chacha::ChaCha8Rng;
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 
-use crate::agent::simulated::fleet::FleetNode;
 use crate::api::commands::PodCounts;
 use crate::cli::demo::api_server::ApiServer;
 use crate::cli::demo::kubelet::Kubelet;
 use crate::cli::demo::pods::{DemoPod, Draw, PodStream};
 use crate::cli::demo::scheduler::{Choice, Scheduler, Verdict};
+use crate::cli::simulated::fleet::FleetNode;
 use crate::control::shared::app::App;
 use crate::hardware::ids::PodUid;
 use crate::hardware::units::Share;

@@ -12,10 +12,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use serde_json::json;
 
-use crate::agent::simulated::fleet::FleetNode;
-use crate::agent::simulated::programs::{Program, ProgramProbe, Programs};
 use crate::api::commands::DemoBorrowing;
 use crate::cli::demo::api_server::ApiServer;
+use crate::cli::simulated::fleet::FleetNode;
+use crate::cli::simulated::programs::{Program, ProgramProbe, Programs};
 use crate::control::shared::app::App;
 use crate::hardware::ids::{DeviceId, NodeName, PodUid};
 use crate::hardware::units::Timestamp;

@@ -10,7 +10,7 @@ use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::agent::simulated::mixed::{MIG_POOL, SLOTS_POOL};
+use crate::cli::simulated::mixed::{MIG_POOL, SLOTS_POOL};
 use crate::config::pods::quota::SharesConfig;
 use crate::hardware::ids::PoolName;
 use crate::hardware::pool::{Borrow, InstanceUse, PoolRule, PoolRules, Replicas};

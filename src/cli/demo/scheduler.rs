@@ -20,8 +20,8 @@ use rand_chacha::ChaCha8Rng;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::agent::simulated::fleet::FleetNode;
 use crate::cli::demo::pods::DemoPod;
+use crate::cli::simulated::fleet::FleetNode;
 use crate::hardware::units::HostAmount;
 use crate::http_client::HttpClient;
 use crate::kube_api::pod::seen_pod::SeenPod;

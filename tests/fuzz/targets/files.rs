@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gpupack::agent::processes::pods::{groups_in_cgroup, pod_in_cgroup};
-use gpupack::agent::simulated::fleet::Fleet;
+use gpupack::cli::simulated::fleet::Fleet;
 use gpupack::config::file::Config;
 use gpupack::server::history::series::{Moments, read};
 use gpupack::sim::run::placed::{end_of, keep_placements};

@@ -16,12 +16,13 @@ use axum::{Json, Router};
 use gpupack::agent::node::client::Proof;
 use gpupack::agent::node::config::AgentConfig;
 use gpupack::agent::node::replicas::Resolver;
-use gpupack::agent::node::run::{run_fleet, run_node};
+use gpupack::agent::node::run::run_node;
 use gpupack::agent::nvml::probe::NvmlProbe;
 use gpupack::agent::processes::pods::PodsByProcess;
-use gpupack::agent::simulated::fleet::Fleet;
 use gpupack::api::error::{Error, ErrorReason};
 use gpupack::api::kind::{ApiVersion, ReplyKind};
+use gpupack::cli::simulated::fleet::Fleet;
+use gpupack::cli::simulated::run::run_fleet;
 use gpupack::clock::Clock;
 use gpupack::report::bodies::{
     AllocatedDevice, Allocation, AllocationState, Outcome, Reply, Report,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::agent::simulated::fleet::{
+use crate::cli::simulated::fleet::{
     Fleet, FleetGpu, FleetInstance, FleetNode, default_use_percent,
 };
 use crate::hardware::ids::{MigProfile, ModelName};

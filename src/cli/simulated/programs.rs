@@ -14,8 +14,8 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
-use crate::agent::simulated::fleet::{Fleet, FleetNode};
-use crate::agent::simulated::probe::sample_of;
+use crate::cli::simulated::fleet::{Fleet, FleetNode};
+use crate::cli::simulated::probe::sample_of;
 use crate::hardware::units::{Share, Timestamp};
 use crate::report::bodies::{AllocatedDevice, DeviceReport, ProcessUse};
 

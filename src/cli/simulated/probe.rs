@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
-use crate::agent::simulated::fleet::{Fleet, FleetNode};
 use crate::api::state::DeviceKind;
+use crate::cli::simulated::fleet::{Fleet, FleetNode};
 use crate::hardware::units::Timestamp;
 use crate::report::bodies::{Allocation, AllocationState, DeviceReport, DeviceUse, ProcessUse};
 

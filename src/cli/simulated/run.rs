@@ -1,0 +1,34 @@
+//! Agents of all nodes of a fleet in one process.
+
+use crate::agent::gpu::probe::Probe;
+use crate::agent::node::config::AgentConfig;
+use crate::agent::node::run::{AgentError, SeenNode, run_nodes};
+use crate::cli::simulated::fleet::{Fleet, FleetNode};
+use crate::cli::simulated::probe::SimulatedProbe;
+
+/// Plays all nodes of `fleet` in one process, with their reports spread over the period, until
+/// `stop` is done.
+///
+/// # Errors
+/// [`AgentError`] for an address that cannot be used.
+pub async fn run_fleet(
+    config: &AgentConfig,
+    fleet: &Fleet,
+    stop: impl Future<Output = ()>,
+) -> Result<(), AgentError> {
+    run_probes(config, fleet, |node| SimulatedProbe::new(fleet, node), stop).await
+}
+
+/// The same with other probes of the nodes.
+///
+/// # Errors
+/// As [`run_fleet`].
+pub async fn run_probes<P: Probe + 'static>(
+    config: &AgentConfig,
+    fleet: &Fleet,
+    probe: impl Fn(&FleetNode) -> P,
+    stop: impl Future<Output = ()>,
+) -> Result<(), AgentError> {
+    let seen = |node: &FleetNode| SeenNode { name: node.name.clone(), probe: probe(node) };
+    run_nodes(config, fleet.nodes.iter().map(seen).collect(), stop).await
+}

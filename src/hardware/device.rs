@@ -311,6 +311,3 @@ impl Slot {
         u32::try_from(all).expect("the lower half of 64 bits")
     }
 }
-
-#[cfg(test)]
-mod tests;

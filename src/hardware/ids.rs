@@ -146,3 +146,16 @@ impl fmt::Display for DeviceId {
         f.write_str(&self.0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_id_cannot_carry_a_separator() {
+        for bad in ["", "GPU-a,GPU-b", "GPU a", "GPU-é", &"x".repeat(97)] {
+            assert!(DeviceId::new(bad).is_err(), "{bad}");
+        }
+        assert!(DeviceId::new("MIG-GPU-0f3c/1/0").is_ok());
+    }
+}

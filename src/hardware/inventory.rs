@@ -163,3 +163,6 @@ fn refuse_impossible_instances(devices: &[Device]) -> Result<(), InventoryError>
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -116,13 +116,9 @@ pub(crate) fn failures(failures: Vec<MigFailure>) -> Result<Vec<FailedMigOrder>,
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
 
     use super::*;
-    use crate::hardware::device;
     use crate::hardware::units::MemMib;
-    use crate::report::bodies::{API_VERSION, MigOrders};
-    use crate::server::reports::checked::CheckedReport;
 
     fn parent(mig_profiles: Vec<MigProfileReport>) -> DeviceReport {
         let gpu = DeviceReport::new("GPU-a".to_owned(), 0, "M".to_owned(), DeviceKind::MigParent);
@@ -187,31 +183,6 @@ mod tests {
             assert!(!report.has_believable_details(), "{report:?}");
         }
         assert!(parent(vec![profile("a", 4, &[0, 28])]).has_believable_details());
-    }
-
-    #[test]
-    fn what_the_version_before_says_of_switching_is_ignored() {
-        let gpu =
-            DeviceReport { kind: DeviceKind::Gpu, ..parent(vec![profile("1g.10gb", 1, &[0])]) };
-        let mut gpu = serde_json::to_value(gpu).unwrap();
-        gpu["switchesMig"] = true.into();
-        let report = json!({
-            "apiVersion": API_VERSION, "agent": "a", "sequence": 1, "inventory": [gpu],
-            "whole": {"term": 3, "gpus": [{"gpu": "GPU-a", "number": 7}]},
-            "migFailures": [{"gpu": "GPU-a", "profile": "whole", "start": 0, "error": "in use"}],
-            "migPromises": {"term": 3, "instances": [
-                {"podUid": "p", "gpu": "GPU-a", "profile": "whole", "start": 0},
-            ]},
-        });
-        let report = CheckedReport::from_json(report.to_string().as_bytes()).unwrap();
-        let inventory = report.facts.inventory.unwrap();
-        assert_eq!(inventory.devices()[0].kind, device::DeviceKind::Gpu);
-        assert_eq!(inventory.mig().profiles, []);
-        // Nor does an agent act on such an order.
-        let orders =
-            json!({"term": 3, "make": [], "remove": [], "whole": [{"gpu": "GPU-a", "number": 7}]});
-        let orders: MigOrders = serde_json::from_value(orders).unwrap();
-        assert_eq!(orders, MigOrders { term: 3, ..MigOrders::default() });
     }
 
     #[test]

@@ -247,6 +247,7 @@ impl ScoringContext<'_> {
         left.share.max(Share::ratio(left.memory, capacity).unwrap_or(Share::ZERO))
     }
 
+    /// Whether all devices that fit are of one class.
     pub(crate) fn is_of_one_class(&self) -> bool {
         let mut classes = self.fits.iter().map(|(position, _)| self.rooms[*position].class);
         let first = classes.next();

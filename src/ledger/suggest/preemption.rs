@@ -65,6 +65,7 @@ pub struct FoundRoom {
     /// Other pods whose standing hold on the node ends for it.
     pub passed: Vec<PodUid>,
     pub(crate) at: usize,
+    /// The room that is kept for the pod there.
     pub(crate) hold: StandingHold,
 }
 

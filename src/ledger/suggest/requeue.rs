@@ -69,6 +69,7 @@ pub(crate) struct Arrival {
 /// A copy of a node with room, on which many requests are tried.
 #[derive(Debug)]
 pub struct FreeRoom {
+    /// The node, and how many had come before it.
     pub(crate) arrival: Arrival,
     node: NodeState,
     classes: DeviceClasses,

@@ -1,7 +1,10 @@
+use serde_json::json;
+
 use super::*;
-use crate::hardware::device::Health;
+use crate::hardware::device::{DeviceKind, Health};
 use crate::hardware::ids::PodUid;
 use crate::hardware::units::MemMib;
+use crate::report::bodies::MigOrders;
 
 fn check(body: &str, part: &str) {
     let error = CheckedReport::from_json(body.as_bytes()).unwrap_err();
@@ -145,4 +148,30 @@ fn a_device_is_not_its_own_neighbor() {
     let (own, other) = (link("GPU-a"), link("GPU-b"));
     check(&of(&own), "device `GPU-a` names its neighbor `GPU-a` twice, or is its own neighbor");
     check(&of(&format!("{other},{other}")), "device `GPU-a` names its neighbor `GPU-b` twice");
+}
+
+#[test]
+fn what_the_version_before_says_of_switching_is_ignored() {
+    let gpu = json!({
+        "id": "GPU-a", "index": 0, "model": "M", "memoryMib": 81_920, "kind": "Gpu", "healthy": true,
+        "migProfiles": [{"profile": "1g.10gb", "memoryMib": 9_728, "smCount": 14, "size": 1, "starts": [0]}],
+        "switchesMig": true,
+    });
+    let report = json!({
+        "apiVersion": API_VERSION, "agent": "a", "sequence": 1, "inventory": [gpu],
+        "whole": {"term": 3, "gpus": [{"gpu": "GPU-a", "number": 7}]},
+        "migFailures": [{"gpu": "GPU-a", "profile": "whole", "start": 0, "error": "in use"}],
+        "migPromises": {"term": 3, "instances": [
+            {"podUid": "p", "gpu": "GPU-a", "profile": "whole", "start": 0},
+        ]},
+    });
+    let report = CheckedReport::from_json(report.to_string().as_bytes()).unwrap();
+    let inventory = report.facts.inventory.unwrap();
+    assert_eq!(inventory.devices()[0].kind, DeviceKind::Gpu);
+    assert_eq!(inventory.mig().profiles, []);
+    // Nor does an agent act on such an order.
+    let orders =
+        json!({"term": 3, "make": [], "remove": [], "whole": [{"gpu": "GPU-a", "number": 7}]});
+    let orders: MigOrders = serde_json::from_value(orders).unwrap();
+    assert_eq!(orders, MigOrders { term: 3, ..MigOrders::default() });
 }

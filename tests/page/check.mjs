@@ -50,19 +50,20 @@ async function post(base, path, body) {
 
 // A pod whose every name is hostile, placed; and one that waits.
 async function sendHostilePods(base, nodes) {
-  const pod = (name, annotations) => ({
-    metadata: { name, namespace: TEAM, uid: "uid-" + name.length, annotations, creationTimestamp: "2020-01-01T00:00:00Z" },
+  // The names of pods that are bound are those of Kubernetes: no Binding is posted for others.
+  const pod = (name, namespace, annotations) => ({
+    metadata: { name, namespace, uid: "uid-" + name.length, annotations, creationTimestamp: "2020-01-01T00:00:00Z" },
     spec: { schedulerName: "gpupack", containers: [{ name: "c", resources: {} }] },
   });
-  const placed = pod("placed" + HOSTILE, { "gpu-fraction": "0.05" });
+  const placed = pod("placed-here", "hostile", { "gpu-fraction": "0.05" });
   const found = await post(base, "v1/filter", { Pod: placed, NodeNames: nodes });
   assert.ok(found.NodeNames.length > 0, JSON.stringify(found).slice(0, 300));
   const { name, namespace, uid } = placed.metadata;
   const bound = await post(base, "v1/bind", { PodName: name, PodNamespace: namespace, PodUID: uid, Node: found.NodeNames[0] });
   assert.equal(bound.Error, "");
-  const waits = pod("waits" + HOSTILE + "!", { "gpu-fraction": "0.5", "gpupack.dev/gpu-model": "Pascal (X)" });
+  const waits = pod("waits" + HOSTILE + "!", TEAM, { "gpu-fraction": "0.5", "gpupack.dev/gpu-model": "Pascal (X)" });
   await post(base, "v1/filter", { Pod: waits, NodeNames: nodes });
-  return { placed: namespace + "/" + name, node: found.NodeNames[0], waits: namespace + "/" + waits.metadata.name };
+  return { placed: namespace + "/" + name, node: found.NodeNames[0], waits: TEAM + "/" + waits.metadata.name };
 }
 
 // Advice as after hours, of pods with hostile names; the questions for it are noted in `asked`.
@@ -272,8 +273,8 @@ await step("hostile names are text", async () => {
   hostile = await sendHostilePods(demo.base, summary.nodes.map((node) => node.name));
   await until("the waiting pod", async () => (await text(page, "#waiting")).includes("waits" + HOSTILE));
   assert.ok((await text(page, "#waiting")).includes("on Pascal (X)"), "the model it requests");
-  await until("the namespace", async () => (await text(page, "#legend")).includes(TEAM) || /other namespace/.test(await text(page, "#legend")));
-  await page.fill("#search", "placed\">");
+  await until("the namespace", async () => (await text(page, "#legend")).includes("hostile") || /other namespace/.test(await text(page, "#legend")));
+  await page.fill("#search", "placed-here");
   await until("found", async () => (await text(page, "#found")).includes(hostile.placed));
   await shot(page, "search");
   await page.locator("#found button", { hasText: "placed" }).first().click();

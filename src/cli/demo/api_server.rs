@@ -13,6 +13,8 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use kube::client::Body;
 use parking_lot::Mutex;
+use serde::Deserialize;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use crate::clock::Clock;
@@ -32,6 +34,9 @@ use crate::step::outside::Outside;
 /// Most bytes of all annotations of a pod.
 const MOST_ANNOTATIONS: usize = 256 << 10;
 
+/// Most pods that are created because of a call.
+const MOST_CALLED: usize = 1_000;
+
 /// Most events in the queue of the extender.
 const QUEUED_EVENTS: usize = 1000;
 
@@ -48,6 +53,16 @@ struct Store {
     watch: Option<PodWatch>,
     resized: BTreeSet<PodUid>,
     annotated: BTreeSet<PodUid>,
+    /// How many pods are there because of a call.
+    called: usize,
+}
+
+/// The part of a call that is the pod.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Called<'a> {
+    #[serde(borrow)]
+    pod: Option<&'a RawValue>,
 }
 
 /// A status and a body.
@@ -90,6 +105,21 @@ impl ApiServer {
         let before = before.as_ref().and_then(uid_of).filter(|uid| uid.as_str() != text("uid"));
         before.iter().for_each(|uid| store.remove(uid));
         store.write(pod);
+    }
+
+    /// Creates the pod of a call of *filter*, unless it is known or there are many such pods.
+    pub fn create_called(&self, body: &[u8]) {
+        let Ok(Called { pod: Some(text) }) = serde_json::from_slice(body) else { return };
+        let Ok(pod) = SeenPod::from_json(text.get()) else { return };
+        let is_known = {
+            let store = &mut *self.0.lock();
+            let is_known = store.names.contains_key(&pod.pod.uid) || store.called == MOST_CALLED;
+            store.called += usize::from(!is_known);
+            is_known
+        };
+        if let Some(pod) = serde_json::from_str(text.get()).ok().filter(|_| !is_known) {
+            self.put(pod);
+        }
     }
 
     /// The pod with this UID.

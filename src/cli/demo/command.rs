@@ -9,6 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use axum::body::{Body, to_bytes};
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::middleware;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
 use clap::Args;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
@@ -45,7 +51,7 @@ use crate::hardware::units::Share;
 use crate::kube_api::request::quantity::parse_fraction;
 use crate::ledger::nodes::state::Ledger;
 use crate::model::node_state::NodeReporting;
-use crate::server::api::server::serve;
+use crate::server::api::server::{router, serve};
 use crate::server::api::{background, reports};
 use crate::server::page::service::{Service, SetLogLevel};
 
@@ -188,6 +194,19 @@ pub fn run(args: &DemoArgs, clock: Clock) -> Result<()> {
     result
 }
 
+/// Creates the pod of a call of *filter* that others make by hand, as the API server has it before kube-scheduler calls.
+async fn create_called(State(api): State<ApiServer>, request: Request, next: Next) -> Response {
+    if request.uri().path() != "/v1/filter" {
+        return next.run(request).await;
+    }
+    let (head, body) = request.into_parts();
+    let Ok(body) = to_bytes(body, Config::default().max_body_bytes).await else {
+        return StatusCode::PAYLOAD_TOO_LARGE.into_response();
+    };
+    api.create_called(&body);
+    next.run(Request::from_parts(head, Body::from(body))).await
+}
+
 async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) -> Result<()> {
     let requested = args.listen.unwrap_or(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
     let listener = TcpListener::bind(requested)
@@ -204,7 +223,9 @@ async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) ->
     let figures = watch::Sender::new(Figures::default());
     let (stop, stopped) = watch::channel(false);
     let service = Service::new(Arc::clone(&app), set_log_level);
-    let serving = tokio::spawn(serve(service, listener, stopped.clone()));
+    let of_others = middleware::from_fn_with_state(api.clone(), create_called);
+    let routes = router(service.clone()).layer(of_others);
+    let serving = tokio::spawn(serve(service, routes, listener, stopped.clone()));
     let ticking = tokio::spawn(background::run(Arc::clone(&app), stopped.clone()));
     let stopping = stop.clone();
     let signal = crate::cli::base::signals::stop_signal()?;

@@ -177,11 +177,15 @@ fn guarded(routes: Router<Service>, paths: &'static str, service: Service) -> Ro
 
 /// Serves everything on one listener until `stop`. It answers open requests first, if their clients
 /// take the answers.
-pub async fn serve(service: Service, listener: TcpListener, stop: watch::Receiver<bool>) {
+pub async fn serve(
+    service: Service,
+    routes: Router,
+    listener: TcpListener,
+    stop: watch::Receiver<bool>,
+) {
     let config = &service.app.config;
     let limits = connections::limits(AGENT_CONNECTIONS, config.max_in_flight_bytes(), 48);
-    let serving =
-        connections::serve((listener, None), router(service.clone()), limits, stop.clone());
+    let serving = connections::serve((listener, None), routes, limits, stop.clone());
     until_answered(&service, serving, stop).await;
 }
 

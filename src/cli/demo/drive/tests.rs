@@ -24,7 +24,7 @@ use crate::ledger::nodes::state::Ledger;
 use crate::model::policy::Policy;
 use crate::report::bodies;
 use crate::server::api::reports;
-use crate::server::api::server::serve;
+use crate::server::api::server::{router, serve};
 use crate::server::page::service::Service;
 use crate::server::views::inspect;
 use crate::server::views::viewer::Viewer;
@@ -308,7 +308,7 @@ async fn check(seed: u64) -> (usize, usize) {
     let base = format!("http://{}", listener.local_addr().unwrap());
     let (_stop, stopped) = watch::channel(false);
     let service = Service::new(Arc::clone(&over_http), Arc::new(|_: &str| Ok(())));
-    let serving = tokio::spawn(serve(service, listener, stopped.clone()));
+    let serving = tokio::spawn(serve(service.clone(), router(service), listener, stopped.clone()));
     let drive = |app: &Arc<App>, api: ApiServer| {
         let scheduler = Scheduler::new(base.clone(), &world.fleet.nodes, seed);
         let figures = watch::Sender::new(Figures::default());

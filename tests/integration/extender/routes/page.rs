@@ -385,7 +385,7 @@ async fn a_listening_browser_does_not_delay_shutdown() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = watch::channel(false);
-    let serving = tokio::spawn(serve(bed.service.clone(), listener, stopped));
+    let serving = tokio::spawn(serve(bed.service.clone(), bed.router(), listener, stopped));
     let mut browser = TcpStream::connect(address).await.unwrap();
     let at = json_of(&bed, "/v1/summary").await["at"].as_str().unwrap().to_owned();
     let queried = format!("GET /v1/events?after={at} HTTP/1.1\r\nHost: localhost\r\n\r\n");

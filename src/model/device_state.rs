@@ -2,8 +2,7 @@
 //!
 //! [`crate::model::node_state`] derives the sums here from its reservations and holds.
 
-use crate::hardware::seen::DeviceUse;
-use crate::hardware::seen::ProcessUse;
+use crate::hardware::seen::{DeviceUse, ProcessUse};
 use std::time::Duration;
 
 use litemap::LiteMap;

@@ -2,8 +2,7 @@
 
 use crate::api::state::DeviceKind;
 use crate::hardware::device::InventoryError;
-use crate::hardware::ids::NotAUuid;
-use crate::hardware::ids::{DeviceId, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE};
+use crate::hardware::ids::{DeviceId, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE, NotAUuid};
 use crate::hardware::units::MemMib;
 use crate::report::bodies::API_VERSION;
 use crate::report::limits::{MAX_MIG_FAILURES, MAX_PROCESSES_PER_DEVICE};

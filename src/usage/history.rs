@@ -10,8 +10,7 @@ use std::time::Duration;
 use litemap::LiteMap;
 
 use crate::hardware::ids::{DeviceId, PodUid};
-use crate::hardware::seen::DeviceUse;
-use crate::hardware::seen::ReportedTenant;
+use crate::hardware::seen::{DeviceUse, ReportedTenant};
 use crate::hardware::units::busy_part;
 use crate::hardware::units::{MemMib, Share, Timestamp};
 use crate::model::device_state::DeviceState;

@@ -4,15 +4,13 @@
 //! [`Health`](crate::hardware::device::Health), and which devices are near each other is its
 //! [`Topology`](crate::hardware::topology::Topology). The node's state has both.
 
-use crate::hardware::seen::Condition;
-use crate::hardware::seen::Driver;
+use crate::hardware::seen::{Condition, Driver};
 use std::collections::BTreeMap;
 
 use crate::hardware::device::{DeviceDetails, FailedMigOrder};
 use crate::hardware::ids::{DeviceId, PodUid};
 use crate::hardware::pool::ConfiguredIsolation;
-use crate::hardware::seen::DeviceUse;
-use crate::hardware::seen::ReportedTenant;
+use crate::hardware::seen::{DeviceUse, ReportedTenant};
 use crate::hardware::spots::Spot;
 use crate::hardware::units::{Demand, Timestamp};
 use crate::model::device_state::{DeviceState, Verification};
@@ -159,8 +157,7 @@ pub(crate) fn verification(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::condition::DeviceFault;
-    use crate::api::condition::MpsState;
+    use crate::api::condition::{DeviceFault, MpsState};
     use crate::hardware::ids::NodeName;
     use crate::hardware::units::{MemMib, Share};
     use crate::ledger::fixture;

@@ -3,8 +3,7 @@
 //! [`CheckedReport::from_json`] is the only way in. The extender calls it for each report and passes the
 //! result to the ledger. Nothing here depends on earlier reports: the ledger compares them.
 
-use crate::report::bodies::MigPromise;
-use crate::report::bodies::MigPromises;
+use crate::report::bodies::{MigPromise, MigPromises};
 use crate::report::details::of_inventory;
 use crate::report::limits::MAX_MIG_PROMISES;
 use std::collections::BTreeMap;

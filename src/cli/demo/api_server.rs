@@ -107,18 +107,18 @@ impl ApiServer {
         store.write(pod);
     }
 
-    /// Creates the pod of a call of *filter*, unless it is known or there are many such pods.
+    /// Creates the pod of a call of *filter*, unless it or its name is known, or there are many such pods.
     pub fn create_called(&self, body: &[u8]) {
         let Ok(Called { pod: Some(text) }) = serde_json::from_slice(body) else { return };
-        let Ok(pod) = SeenPod::from_json(text.get()) else { return };
-        let is_known = {
-            let store = &mut *self.0.lock();
-            let is_known = store.names.contains_key(&pod.pod.uid) || store.called == MOST_CALLED;
-            store.called += usize::from(!is_known);
-            is_known
-        };
-        if let Some(pod) = serde_json::from_str(text.get()).ok().filter(|_| !is_known) {
-            self.put(pod);
+        let Ok(SeenPod { pod, .. }) = SeenPod::from_json(text.get()) else { return };
+        let store = &mut *self.0.lock();
+        let has_name = store.pods.contains_key(pod.name.to_string().as_str());
+        if has_name || store.names.contains_key(&pod.uid) || store.called == MOST_CALLED {
+            return;
+        }
+        if let Ok(created) = serde_json::from_str(text.get()) {
+            store.called += 1;
+            store.write(created);
         }
     }
 
@@ -391,6 +391,23 @@ mod tests {
     fn binding(uid: &str, version: &str) -> Value {
         json!({"metadata": {"uid": uid, "resourceVersion": version, "annotations": {"a": "2", "b": "3"}},
             "target": {"kind": "Node", "name": "n1"}})
+    }
+
+    #[test]
+    fn a_call_creates_its_pod_once_and_takes_no_name() {
+        let server = waiting();
+        let called = |name: &str, uid: &str| {
+            let pod = json!({"metadata": {"namespace": "team", "name": name, "uid": uid},
+                "spec": {"containers": [{"name": "c"}]}});
+            server.create_called(json!({"Pod": pod, "NodeNames": ["a"]}).to_string().as_bytes());
+            server.pod(&PodUid::new(uid)).and_then(|pod| pod.metadata.resource_version)
+        };
+        let version = called("other", "u-2");
+        assert!(version.is_some());
+        assert_eq!(called("other", "u-2"), version, "it is not written again");
+        assert_eq!(called("infer", "u-3"), None, "another pod has the name");
+        server.create_called(b"{\"Pod\": 7}");
+        server.create_called(b"no call");
     }
 
     #[test]

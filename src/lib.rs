@@ -533,6 +533,7 @@ pub mod agent {
         pub mod session;
         pub mod client;
         pub mod metrics;
+        pub mod metrics_port;
         pub mod replicas;
         pub mod config;
         pub mod kubelet;

@@ -5,16 +5,10 @@
 //! joined. What the driver does not report has no series: zero would be false.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
 use std::sync::Arc;
 
-use axum::Router;
-use axum::http::header::CONTENT_TYPE;
-use axum::routing::get;
 use parking_lot::Mutex;
-use prometheus::{
-    Encoder, GaugeVec, IntCounterVec, IntGaugeVec, Opts, Registry, TEXT_FORMAT, TextEncoder,
-};
+use prometheus::{Encoder, GaugeVec, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder};
 
 use crate::agent::gpu::probe::Sample;
 use crate::hardware::units::Share;
@@ -130,28 +124,6 @@ impl AgentMetrics {
         encoded.expect("writing to memory does not fail, and every family has a name");
         text
     }
-
-    /// Answers `GET /metrics` on `listener` forever.
-    ///
-    /// # Errors
-    /// The error of the operating system about the listener.
-    pub async fn serve(self, listener: std::net::TcpListener) -> std::io::Result<()> {
-        listener.set_nonblocking(true)?;
-        let listener = tokio::net::TcpListener::from_std(listener)?;
-        let answer = move || {
-            let text = self.text();
-            async move { ([(CONTENT_TYPE, TEXT_FORMAT)], text) }
-        };
-        axum::serve(listener, Router::new().route("/metrics", get(answer))).await
-    }
-}
-
-/// Opens the port of the endpoint.
-///
-/// # Errors
-/// The error of the operating system, for instance if the port is in use.
-pub fn listen(address: SocketAddr) -> std::io::Result<std::net::TcpListener> {
-    std::net::TcpListener::bind(address)
 }
 
 impl Families {

@@ -22,8 +22,8 @@ use tokio::sync::{Notify, watch};
 use crate::agent::gpu::probe::{Probe, ProcessSampling};
 use crate::agent::node::client::Proof;
 use crate::agent::node::config::AgentConfig;
-use crate::agent::node::metrics;
 use crate::agent::node::metrics::AgentMetrics;
+use crate::agent::node::metrics_port;
 use crate::agent::node::replicas::Resolver;
 use crate::agent::node::session::Session;
 use crate::cli::base::logging;
@@ -384,10 +384,10 @@ async fn live(
 
 /// The metrics of all simulated agents, served on an address of their own.
 fn agent_metrics(address: SocketAddr) -> Result<AgentMetrics> {
-    let listener = metrics::listen(address)
+    let listener = metrics_port::listen(address)
         .with_context(|| format!("cannot listen on `{address}` (`--agent-metrics`)"))?;
     let shown = AgentMetrics::new();
-    tokio::spawn(shown.clone().serve(listener));
+    tokio::spawn(metrics_port::serve(shown.clone(), listener));
     Ok(shown)
 }
 

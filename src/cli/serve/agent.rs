@@ -13,7 +13,8 @@ use crate::agent::mps::daemons::{Duty, MpsDaemons, MpsSettings, QUERY_EVERY};
 use crate::agent::node::client::Proof;
 use crate::agent::node::config::AgentConfig;
 use crate::agent::node::kubelet::{BesideKubelet, KubeletDevices, SOCKET};
-use crate::agent::node::metrics::{AgentMetrics, listen};
+use crate::agent::node::metrics::AgentMetrics;
+use crate::agent::node::metrics_port;
 use crate::agent::node::replicas::Resolver;
 use crate::agent::node::run::run_node;
 use crate::agent::nvml::maker::MigMaker;
@@ -184,10 +185,10 @@ async fn run_until_signal(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
     let period = Duration::from_millis(args.period_ms);
     let metrics = args.metrics_listen.map(|_| AgentMetrics::new());
     if let (Some(address), Some(metrics)) = (args.metrics_listen, &metrics) {
-        let listener = listen(address)
+        let listener = metrics_port::listen(address)
             .with_context(|| format!("cannot listen on `{address}` (`--metrics-listen`)"))?;
         let address = listener.local_addr().unwrap_or(address);
-        tokio::spawn(metrics.clone().serve(listener));
+        tokio::spawn(metrics_port::serve(metrics.clone(), listener));
         tracing::info!(%address, "showing metrics");
     }
     let proof = proof(&args)?;

@@ -33,6 +33,10 @@ const MOST_RIGHTS: u64 = 100_000;
 /// Questions at a time.
 const ASKED_AT_ONCE: usize = 32;
 
+/// What the API server knows of a token, not of its user, and what no right depends on. It would make
+/// each token of a user another person, whose rights are asked for again.
+const TOKEN_NAME: &str = "authentication.kubernetes.io/credential-id";
+
 /// A user of the API server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Person {
@@ -46,11 +50,13 @@ pub struct Person {
 
 impl From<UserInfo> for Person {
     fn from(user: UserInfo) -> Self {
+        let mut extra = user.extra.unwrap_or_default();
+        extra.remove(TOKEN_NAME);
         Self {
             name: user.username.unwrap_or_default(),
             uid: user.uid.filter(|uid| !uid.is_empty()),
             groups: user.groups.unwrap_or_default(),
-            extra: user.extra.unwrap_or_default(),
+            extra,
         }
     }
 }
@@ -147,5 +153,22 @@ fn review(person: &Person, right: &Right) -> SubjectAccessReview {
             non_resource_attributes,
         },
         ..SubjectAccessReview::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tokens_of_a_user_are_one_person() {
+        let user = |extra: [&str; 2]| {
+            let extra = extra.map(|name| (name.to_owned(), vec!["x".to_owned()]));
+            let name = Some("a".to_owned());
+            UserInfo { username: name, extra: Some(extra.into()), ..UserInfo::default() }
+        };
+        let pod = "authentication.kubernetes.io/pod-name";
+        let person = Person::from(user([TOKEN_NAME, pod]));
+        assert_eq!(person.extra.keys().collect::<Vec<_>>(), [pod]);
     }
 }

@@ -51,11 +51,15 @@ pub(crate) async fn state(
     ReadQuery(query): ReadQuery<StateQuery>,
 ) -> Response {
     let Some(name) = query.node else {
-        let _turn = match permit_of(&WHOLE).await {
+        let turn = match permit_of(&WHOLE).await {
             Ok(permit) => permit,
             Err(refused) => return refused,
         };
-        let found = look(&service.app, move |app| inspect::state(app, &viewer)).await;
+        let work = move |app: &App| {
+            let _turn = turn;
+            inspect::state(app, &viewer)
+        };
+        let found = look(&service.app, work).await;
         return found.map_or_else(|refused| refused, |found| json(StatusCode::OK, found));
     };
     if name.len() > LONGEST_NAME {
@@ -208,6 +212,25 @@ mod tests {
     use crate::ledger::fixture::settings;
     use crate::ledger::nodes::state::Ledger;
     use crate::server::api::server::router;
+
+    #[tokio::test]
+    async fn a_query_keeps_its_permit_when_its_client_has_gone() {
+        static PERMITS: Semaphore = Semaphore::const_new(1);
+        let ledger = Arc::new(Ledger::new(settings()));
+        let app = Arc::new(App::alone(ledger, Config::default(), Clock::start()));
+        let (begun, began) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let asked = look_with_permit(&PERMITS, &app, move |_| {
+            begun.send(()).unwrap();
+            let _ = ended.recv();
+        });
+        let gone = tokio::time::timeout(Duration::from_millis(20), asked).await;
+        assert!(gone.is_err());
+        began.recv().unwrap();
+        assert_eq!(PERMITS.available_permits(), 0, "the work goes on");
+        drop(end);
+        let _ = PERMITS.acquire().await.unwrap();
+    }
 
     #[tokio::test]
     async fn long_queries_wait_for_a_permit() {

@@ -14,7 +14,6 @@ use bytes::Bytes;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -143,7 +142,7 @@ async fn attend<S: Idle>(
 
 /// Answers until the connection is idle, and returns it, with what was read and is not answered;
 /// `None` if the connection has ended.
-pub(crate) async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
+pub(crate) async fn converse<S: Idle>(
     (stream, read_ahead): (S, Bytes),
     connection: &Arc<Connection>,
     routes: &Router,
@@ -151,7 +150,7 @@ pub(crate) async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
 ) -> Option<(S, Bytes)> {
     let mut stop = pin!(stop.wait_for(|stop| *stop));
     let mut is_stopped = false;
-    let progress = Progress::begin(connection, !read_ahead.is_empty())?;
+    let progress = Progress::begin(connection, read_ahead.len())?;
     let answer = service_fn(|request| answer(Arc::clone(&progress), routes, request));
     let (socket, stalled) = (TokioIo::new(stream), None);
     let socket = Observed { socket, read_ahead, progress: Arc::clone(&progress), stalled };
@@ -177,7 +176,13 @@ pub(crate) async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
         None if is_stopped => None,
         None => {
             let parts = talk.into_parts();
-            Some((parts.io.socket.into_inner(), parts.read_buf))
+            let (stream, unread) = (parts.io.socket.into_inner(), parts.io.read_ahead);
+            // hyper also rests between many requests at once, before it has read all of them.
+            let read_ahead = match unread.is_empty() {
+                true => parts.read_buf,
+                false => [parts.read_buf, unread].concat().into(),
+            };
+            Some((stream, read_ahead))
         }
         Some(ended) => {
             let _ = ended.inspect_err(|error| tracing::debug!(%error, "a connection broke"));

@@ -18,16 +18,19 @@ use http_body_util::BodyExt;
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Sleep, sleep};
 use tower::ServiceExt;
 use tower_http::timeout::DeadlineBody;
 
 use crate::server::http::limits::Connection;
 use crate::server::http::respond::error_body;
+use crate::server::http::tls::Idle;
 
 /// What hyper holds for each connection. More is counted as it grows.
 const BUFFERS: usize = 16 << 10;
+
+/// Bytes that the session of TLS may keep of a connection that is idle, such as a change of its key.
+const LITTLE: usize = 1 << 10;
 
 /// Overhead per piece of a body. A body may come in pieces of one byte.
 const PIECE: usize = 64;
@@ -54,15 +57,16 @@ pub(crate) struct Progress {
 const OWNERS: usize = 2;
 
 impl Progress {
-    /// `None` if there is no room for another conversation.
-    pub(crate) fn begin(connection: &Arc<Connection>, has_begun: bool) -> Option<Arc<Self>> {
-        connection.hold(BUFFERS).then(|| {
+    /// `None` if there is no room for another conversation, of which `read_ahead` bytes were read.
+    pub(crate) fn begin(connection: &Arc<Connection>, read_ahead: usize) -> Option<Arc<Self>> {
+        let buffers = BUFFERS.max(read_ahead);
+        connection.hold(buffers).then(|| {
             Arc::new(Self {
                 connection: Arc::clone(connection),
-                has_begun: has_begun.into(),
+                has_begun: (read_ahead > 0).into(),
                 is_unflushed: false.into(),
                 is_over: false.into(),
-                buffers: BUFFERS.into(),
+                buffers: buffers.into(),
             })
         })
     }
@@ -73,8 +77,7 @@ impl Progress {
     }
 
     /// Whether every request is answered, the answer is on its way, and nothing more follows; or may
-    /// not follow, because the service `is_stopped`. Called when hyper waits, which has read
-    /// everything available by then.
+    /// not follow, because the service `is_stopped`. Called when hyper waits.
     pub(crate) fn is_at_rest(self: &Arc<Self>, is_stopped: bool) -> bool {
         let is = |noted: &AtomicBool| noted.load(Ordering::Acquire);
         let is_under_way = self.is_under_way();
@@ -82,7 +85,7 @@ impl Progress {
         !(is_under_way || is(&self.is_unflushed) || is(&self.has_begun) && !is_stopped)
     }
 
-    /// Counts the growth of hyper's read buffer. Returns whether there is room.
+    /// Counts the growth of what is read and not answered. Returns whether there is room.
     fn reads_into(&self, bytes: usize) -> bool {
         let more = bytes.saturating_sub(self.buffers.load(Ordering::Acquire));
         let is_room = more == 0 || self.connection.hold(more);
@@ -210,7 +213,7 @@ pub(crate) struct Observed<S> {
     pub(crate) stalled: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Observed<S> {
+impl<S: Idle> Observed<S> {
     fn socket(&mut self) -> Pin<&mut TokioIo<S>> {
         Pin::new(&mut self.socket)
     }
@@ -231,7 +234,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Observed<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Read for Observed<S> {
+impl<S: Idle> Read for Observed<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -242,18 +245,26 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Read for Observed<S> {
             room.put_slice(&self.read_ahead.split_to(part));
             return Poll::Ready(Ok(()));
         }
-        if !self.progress.reads_into(room.remaining()) {
-            return Poll::Ready(Err(io::Error::other("too many bytes are held")));
+        let most = room.remaining();
+        let refused = || Poll::Ready(Err(io::Error::other("too many bytes are held")));
+        if !self.progress.reads_into(most) {
+            return refused();
         }
         let poll = self.socket().poll_read(context, room);
-        if poll.is_ready() && !self.progress.is_under_way() {
+        // A client that sends much of a record, and never its end, has begun a head that must end.
+        let kept = self.socket.inner_mut().kept(poll.is_ready());
+        let is_kept = kept > LITTLE;
+        if is_kept && !self.progress.reads_into(most.max(BUFFERS) + kept) {
+            return refused();
+        }
+        if (poll.is_ready() || is_kept) && !self.progress.is_under_way() {
             self.progress.has_begun.store(true, Ordering::Release);
         }
         poll
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Write for Observed<S> {
+impl<S: Idle> Write for Observed<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

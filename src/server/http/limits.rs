@@ -24,6 +24,10 @@ use crate::hardware::units::Timestamp;
 /// take its bytes. A request that is on its way arrives within milliseconds.
 const STALLED_FOR: Duration = Duration::from_secs(1);
 
+/// How long a connection must have waited for its client before one of any other address may take its
+/// bytes, even if it holds more itself.
+const SLOW_FOR: Duration = Duration::from_secs(20);
+
 /// Limits of a listener.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
@@ -137,6 +141,11 @@ impl Clients {
         let proven = self.admit(connection.address)?;
         connection.peer.get().map(|peer| proven.peer.set(peer.clone()));
         Some(proven)
+    }
+
+    /// Whether there is any connection.
+    pub(crate) fn is_used(&self) -> bool {
+        self.table.lock().connections > 0
     }
 
     /// The number of connections, and of bytes held for them.
@@ -295,9 +304,9 @@ impl Table {
         Some((*from, peer.longest_waiting().or(at_work)?))
     }
 
-    /// The connection that gives way for `bytes` more of `asker`: of the address that holds most.
-    /// If that is `asker`'s own, it must have waited long or hold far more. `None` if there is
-    /// none.
+    /// The connection that gives way for `bytes` more of `asker`: of the other address that holds most,
+    /// if that is more than `asker`'s then would, or if it has waited very long. One of `asker`'s
+    /// own address must have waited long or hold far more. `None` if there is none.
     fn frees_bytes_for(
         &self,
         asker: &Connection,
@@ -306,25 +315,37 @@ impl Table {
     ) -> Option<(IpAddr, u64)> {
         let own = self.peers.get(&asker.address)?;
         let asks = own.connections.get(&asker.number())?.bytes + bytes;
-        let (heaviest, most) = self.peers.iter().max_by_key(|(_, peer)| peer.bytes)?;
-        let (from, peer, waited, beyond) = if most.bytes > own.bytes + bytes {
-            (*heaviest, most, Duration::ZERO, 0)
-        } else {
-            (asker.address, own, STALLED_FOR, 2 * asks)
+        let stalled = |peer: &Peer, waited| {
+            let (number, entry) = peer.holders(asker).find(|(_, entry)| !entry.is_at_work)?;
+            (now.since(entry.since) >= waited).then_some(number)
         };
-        let others = || {
-            let all = peer.connections.iter().map(|(number, entry)| (*number, entry));
-            all.filter(|(number, entry)| *number != asker.number() && entry.bytes > 0)
+        let largest = |peer: &Peer, beyond| {
+            let (number, entry) = peer.holders(asker).max_by_key(|(_, entry)| entry.bytes)?;
+            (entry.bytes > beyond).then_some(number)
         };
-        let mut waiting = others().filter(|(_, entry)| !entry.is_at_work);
-        let stalled = waiting.next().filter(|(_, entry)| now.since(entry.since) >= waited);
-        let largest = || others().max_by_key(|(_, entry)| entry.bytes);
-        let gives = stalled.or_else(|| largest().filter(|(_, entry)| entry.bytes > beyond));
-        gives.map(|(number, _)| (from, number))
+        let others = self.peers.iter().filter(|(address, _)| **address != asker.address);
+        if let Some((address, peer)) = others.max_by_key(|(_, peer)| peer.bytes) {
+            let gives = match peer.bytes > own.bytes + bytes {
+                true => stalled(peer, Duration::ZERO).or_else(|| largest(peer, 0)),
+                false => stalled(peer, SLOW_FOR),
+            };
+            if let Some(number) = gives {
+                return Some((*address, number));
+            }
+        }
+        let gives = stalled(own, STALLED_FOR).or_else(|| largest(own, 2 * asks))?;
+        Some((asker.address, gives))
     }
 }
 
 impl Peer {
+    /// The connections that hold bytes, without that of `asker`.
+    fn holders(&self, asker: &Connection) -> impl Iterator<Item = (u64, &Entry)> {
+        let (number, all) = (asker.number(), self.connections.iter());
+        let all = all.map(|(number, entry)| (*number, entry));
+        all.filter(move |(other, entry)| *other != number && entry.bytes > 0)
+    }
+
     fn longest_waiting(&self) -> Option<u64> {
         let mut all = self.connections.iter();
         all.find(|(_, entry)| !entry.is_at_work).map(|(number, _)| *number)

@@ -1,11 +1,13 @@
 //! How a listener talks with its clients over TLS, if it does.
 
-use std::io;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use rustls::pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
@@ -66,19 +68,90 @@ impl Shown {
 pub(crate) trait Idle: AsyncRead + AsyncWrite + Unpin + Send {
     /// Waits for bytes or the end.
     fn readable(&self) -> impl Future<Output = io::Result<()>> + Send;
+
+    /// Bytes that were taken from the socket since something `is_read`, so that nobody has them yet.
+    fn kept(&mut self, is_read: bool) -> usize;
 }
 
 impl Idle for TcpStream {
     fn readable(&self) -> impl Future<Output = io::Result<()>> + Send {
         Self::readable(self)
     }
+
+    fn kept(&mut self, _: bool) -> usize {
+        0
+    }
 }
 
 /// The first request may come with the end of the handshake: then it has been read from the socket.
-impl Idle for Box<TlsStream<TcpStream>> {
+impl Idle for Box<TlsStream<Counted>> {
     async fn readable(&self) -> io::Result<()> {
         let (socket, session) = self.get_ref();
-        if session.wants_read() { socket.readable().await } else { Ok(()) }
+        if session.wants_read() { socket.stream.readable().await } else { Ok(()) }
+    }
+
+    fn kept(&mut self, is_read: bool) -> usize {
+        let socket = self.get_mut().0;
+        if is_read {
+            socket.taken = 0;
+        }
+        socket.taken
+    }
+}
+
+/// A socket that counts what is read. rustls keeps up to 64 KiB of messages and records until their
+/// end comes, and does not say how much.
+pub(crate) struct Counted {
+    stream: TcpStream,
+    taken: usize,
+}
+
+impl Counted {
+    fn stream(&mut self) -> Pin<&mut TcpStream> {
+        Pin::new(&mut self.stream)
+    }
+}
+
+impl AsyncRead for Counted {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        room: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = room.filled().len();
+        let poll = self.stream().poll_read(context, room);
+        self.taken += room.filled().len() - before;
+        poll
+    }
+}
+
+impl AsyncWrite for Counted {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.stream().poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.stream().poll_write_vectored(context, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream().poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream().poll_shutdown(context)
     }
 }
 
@@ -87,7 +160,7 @@ pub(crate) async fn shake_hands(
     Handshake { tls, clients }: &Handshake,
     stream: TcpStream,
     connection: &Connection,
-) -> Option<TlsStream<TcpStream>> {
+) -> Option<TlsStream<Counted>> {
     let tls = Arc::clone(&tls.borrow());
     let Some(config) = tls.server(clients.certificate()).map(Arc::clone) else {
         tracing::error!("the certificates are not enough for this listener");
@@ -97,10 +170,13 @@ pub(crate) async fn shake_hands(
     while !connection.hold(HANDSHAKE) {
         tokio::time::sleep(LOOK_EVERY).await;
     }
-    let accepted = TlsAcceptor::from(config).accept(stream).await;
+    let accepted = TlsAcceptor::from(config).accept(Counted { stream, taken: 0 }).await;
     connection.hold_only(0);
     let stream = match accepted {
-        Ok(stream) => stream,
+        Ok(mut stream) => {
+            stream.get_mut().0.taken = 0;
+            stream
+        }
         Err(error) => {
             tracing::debug!(%error, "no TLS handshake");
             return None;

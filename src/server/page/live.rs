@@ -4,12 +4,13 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use serde_json::value::RawValue;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 use crate::api::kind::{ApiVersion, SummaryDeltaKind, SummaryKind};
@@ -20,6 +21,7 @@ use crate::hardware::ids::NodeName;
 use crate::hardware::units::Timestamp;
 use crate::model::node_state::NodeState;
 use crate::protocol::messages::to_json;
+use crate::server::http::limits::{Clients, Connection, Limits};
 use crate::server::page::cells::{Legend, Sight, node_cell};
 use crate::server::page::summary::{ageless, figures, kept_rooms_of, teams_of, waiting_of};
 use crate::server::page::trend::{POINT_EVERY, Trend, point};
@@ -48,7 +50,7 @@ pub struct Live {
     started: u64,
     map: Mutex<FleetMap>,
     news: watch::Sender<u64>,
-    streams: Arc<Semaphore>,
+    streams: Arc<Clients>,
     is_closed: watch::Sender<bool>,
 }
 
@@ -87,7 +89,7 @@ impl Live {
             started: clock.unix_seconds(),
             map: Mutex::default(),
             news: watch::Sender::new(0),
-            streams: Arc::new(Semaphore::new(MAX_STREAMS)),
+            streams: Clients::new(Limits::new(MAX_STREAMS, 0)),
             is_closed: watch::Sender::new(false),
         }
     }
@@ -97,10 +99,10 @@ impl Live {
         self.is_closed.send_replace(true);
     }
 
-    /// A permit to listen; `None` if too many browsers listen or the service stops.
-    pub(crate) fn listen(&self) -> Option<OwnedSemaphorePermit> {
-        let is_closed = *self.is_closed.borrow();
-        Arc::clone(&self.streams).try_acquire_owned().ok().filter(|_| !is_closed)
+    /// A place to listen, for which the address with most may lose its oldest one; `None` if the
+    /// service stops.
+    pub(crate) fn listen(&self, from: IpAddr) -> Option<Arc<Connection>> {
+        self.streams.admit(from).filter(|_| !*self.is_closed.borrow())
     }
 
     /// Grows with each change.
@@ -114,7 +116,7 @@ impl Live {
     }
 
     fn has_listeners(&self) -> bool {
-        self.streams.available_permits() < MAX_STREAMS
+        self.streams.is_used()
     }
 
     /// The map. A panic while it is locked leaves at worst an old cell.
@@ -360,5 +362,24 @@ pub async fn run(app: &Arc<App>, live: &Arc<Live>) {
                 tracing::error!(%fault, "the page could not be brought up to date");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_crowd_of_browsers_gives_way_to_another_address() {
+        let live = Live::new(&Clock::start());
+        let from = |last| IpAddr::from([10, 0, 0, last]);
+        let crowd: Vec<_> = (0..MAX_STREAMS).map(|_| live.listen(from(9)).unwrap()).collect();
+        let other = live.listen(from(1)).expect("a place");
+        let waits = std::future::pending::<()>();
+        assert!(crowd[0].unless_closed(waits).await.is_none(), "the oldest one gave way");
+        drop((crowd, other));
+        assert!(!live.has_listeners());
+        live.close();
+        assert!(live.listen(from(1)).is_none());
     }
 }

@@ -96,9 +96,14 @@ pub(crate) async fn look_with_permit<T: Send + 'static>(
 ) -> Result<T, Response> {
     let app = Arc::clone(app);
     let permit = permit_of(permits).await?;
-    let found = tokio::task::spawn_blocking(move || look(&app)).await;
-    drop(permit);
-    found.map_err(|_| refusal(StatusCode::INTERNAL_SERVER_ERROR, "a fault in gpupack"))
+    // The work owns the permit: a client that closes the connection does not end it.
+    let work = move || {
+        let _turn = permit;
+        look(&app)
+    };
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|_| refusal(StatusCode::INTERNAL_SERVER_ERROR, "a fault in gpupack"))
 }
 
 pub(crate) fn too_long(parameter: &str, most: usize) -> Response {

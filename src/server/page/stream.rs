@@ -8,10 +8,11 @@ use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::mpsc;
 
 use crate::api::error::Error;
 use crate::api::page::{EventsQuery, SummaryDelta};
+use crate::server::http::exchange::PeerAddress;
 use crate::server::http::respond::{ReadQuery, refusal};
 use crate::server::page::live::{LOOK_EVERY, News};
 use crate::server::page::service::Service;
@@ -42,23 +43,25 @@ const NEXT_STREAM: Duration = Duration::from_millis(100);
 ), responses(
     (status = 200, description = "A stream; the data of a `delta` is a `SummaryDelta`.",
         body = SummaryDelta<'static>, content_type = "text/event-stream"),
-    (status = 503, description = "Too many browsers listen, or the service stops.", body = Error),
+    (status = 503, description = "The service stops.", body = Error),
 ))]
 pub(crate) async fn events(
     State(service): State<Service>,
     Extension(viewer): Extension<Viewer>,
+    Extension(PeerAddress(from)): Extension<PeerAddress>,
     ReadQuery(query): ReadQuery<EventsQuery>,
     headers: HeaderMap,
 ) -> Response {
-    let Some(place) = service.live.listen() else {
-        let error = "too many browsers listen, or the service stops: read /v1/summary now and then";
+    let Some(place) = service.live.listen(from) else {
+        let error = "the service stops: read /v1/summary now and then";
         let refused = refusal(StatusCode::SERVICE_UNAVAILABLE, error);
         return ([(header::RETRY_AFTER, "30")], refused).into_response();
     };
     let resumed = headers.get("last-event-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
     let after = resumed.or(query.after).unwrap_or_default();
     let (sender, receiver) = mpsc::channel(1);
-    tokio::spawn(feed((service, viewer), after, sender, place));
+    let feed = feed((service, viewer), after, sender);
+    tokio::spawn(async move { place.unless_closed(feed).await });
     let events = futures::stream::unfold(receiver, |mut receiver| async {
         Some((Ok::<Event, Infallible>(receiver.recv().await?), receiver))
     });
@@ -73,7 +76,6 @@ async fn feed(
     (service, viewer): (Service, Viewer),
     mut after: String,
     sender: mpsc::Sender<Event>,
-    _place: OwnedSemaphorePermit,
 ) {
     let Service { app, live, .. } = service;
     let began = app.clock.now();

@@ -12,7 +12,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinHandle;
 
 use super::*;
+use crate::certificates::Tls;
 use crate::server::http::bell::MOST_PERMITS;
+use crate::server::http::tls::Shown;
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -137,7 +139,7 @@ async fn requests_may_arrive_in_pieces_or_pipelined() {
 #[tokio::test]
 async fn many_requests_may_come_concurrently() {
     let (mut client, stop, task) = attended().await;
-    let count = 100;
+    let count = 1_000; // more than hyper answers before it rests
     let all = "GET /hello HTTP/1.1\r\nhost: a\r\n\r\n".repeat(count - 1);
     client.write_all(all.as_bytes()).await.unwrap();
     client.write_all(b"GET /hello HTTP/1.0\r\n\r\n").await.unwrap();
@@ -316,6 +318,58 @@ async fn a_head_that_arrives_with_the_previous_request_gets_no_extra_time() {
         hear(&mut client, "hello").await;
         tokio::time::sleep(A_WHILE).await;
     }
+}
+
+/// How a listener and its client talk over TLS.
+fn certified() -> (Handshake, tokio_rustls::TlsConnector) {
+    let made = rcgen::generate_simple_self_signed(["a".to_owned()]).unwrap();
+    let (certificate, key) = (made.cert.der().clone(), made.signing_key.serialize_der());
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let server = rustls::ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate.clone()], key.try_into().unwrap())
+        .unwrap();
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(certificate).unwrap();
+    let client = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let tls = watch::Sender::new(Arc::new(Tls::of_server(server))).subscribe();
+    (Handshake { tls, clients: Shown::Nothing }, Arc::new(client).into())
+}
+
+#[tokio::test]
+async fn what_tls_keeps_of_an_unfinished_record_is_counted_and_gets_no_extra_time() {
+    let (handshake, connector) = certified();
+    let limits = Limits { head: A_WHILE, ..roomy() };
+    let (clients, routes) = (Clients::new(limits), routes());
+    let (_stop, stop) = watch::channel(false);
+    let port =
+        Port { handshake: Some(handshake), clients: clients.clone(), routes, stop: stop.clone() };
+    let (client, server) = pair().await;
+    let connection = clients.admit(IpAddr::from([127, 0, 0, 1])).unwrap();
+    let meeting = tokio::spawn(Arc::new(port).meet(server, connection));
+    let mut client = connector.connect("a".try_into().unwrap(), client).await.unwrap();
+    client.write_all(b"GET /hello HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+    let mut heard = [0; 16];
+    client.read_exact(&mut heard).await.unwrap();
+    tokio::time::sleep(A_WHILE).await;
+    assert_eq!(clients.held(), (1, 0), "it is idle");
+    let (mut socket, _) = client.into_inner();
+    let record = [&[23, 3, 3, 0x40, 0][..], &[0; 16_000]].concat();
+    socket.write_all(&record).await.unwrap();
+    let counted = async {
+        while clients.held().1 < 16_000 + (16 << 10) {
+            tokio::time::sleep(A_WHILE / 50).await;
+        }
+    };
+    timeout(SOON, counted).await.unwrap();
+    timeout(SOON, meeting).await.expect("its head ends in time").unwrap();
+    assert_eq!(clients.held(), (0, 0));
 }
 
 #[tokio::test]

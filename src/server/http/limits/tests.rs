@@ -116,6 +116,19 @@ fn bytes_are_reclaimed_from_the_address_that_holds_most() {
 }
 
 #[test]
+fn a_very_slow_connection_yields_to_one_that_asks_for_more() {
+    let clients = clients(10, 1_000);
+    let slow = open(&clients, 9);
+    assert!(slow.hold(500));
+    slow.set_at_work(false);
+    let new = open(&clients, 1);
+    let table = clients.table.lock();
+    let yields = |after| table.frees_bytes_for(&new, 600, clients.clock.now().plus(after));
+    assert_eq!(yields(SLOW_FOR / 2), None);
+    assert_eq!(yields(SLOW_FOR), Some((address(9), slow.number())));
+}
+
+#[test]
 fn only_small_requests_take_bytes_from_large_ones_of_their_address() {
     let clients = clients(10, 1_000);
     let large = [open(&clients, 9), open(&clients, 9)];

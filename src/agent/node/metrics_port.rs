@@ -1,5 +1,5 @@
-//! The port on which Prometheus reads the agent's metrics. Whoever reaches the node may connect, so what
-//! clients can hold is limited: places, and the length and time of a request.
+//! The port on which Prometheus reads the agent's metrics. Any client that reaches the node may connect, so
+//! what clients can hold is limited: places, and the length and time of a request.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;

@@ -33,8 +33,8 @@ const MOST_RIGHTS: u64 = 100_000;
 /// Questions at a time.
 const ASKED_AT_ONCE: usize = 32;
 
-/// What the API server knows of a token, not of its user, and what no right depends on. It would make
-/// each token of a user another person, whose rights are asked for again.
+/// What the API server knows of a token, not of its user. With it each token of a user would be another
+/// person, with reviews of its own.
 const TOKEN_NAME: &str = "authentication.kubernetes.io/credential-id";
 
 /// A user of the API server.

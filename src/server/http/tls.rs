@@ -69,7 +69,7 @@ pub(crate) trait Idle: AsyncRead + AsyncWrite + Unpin + Send {
     /// Waits for bytes or the end.
     fn readable(&self) -> impl Future<Output = io::Result<()>> + Send;
 
-    /// Bytes that were taken from the socket since something `is_read`, so that nobody has them yet.
+    /// Bytes that were taken from the socket since something `is_read`, and are not read yet.
     fn kept(&mut self, is_read: bool) -> usize;
 }
 

@@ -171,17 +171,15 @@ pub(crate) async fn shake_hands(
         tokio::time::sleep(LOOK_EVERY).await;
     }
     let accepted = TlsAcceptor::from(config).accept(Counted { stream, taken: 0 }).await;
-    connection.hold_only(0);
     let stream = match accepted {
-        Ok(mut stream) => {
-            stream.get_mut().0.taken = 0;
-            stream
-        }
+        Ok(stream) => stream,
         Err(error) => {
             tracing::debug!(%error, "no TLS handshake");
             return None;
         }
     };
+    // What came after the handshake may have been read with its end.
+    connection.hold_only(stream.get_ref().0.taken);
     let shown = stream.get_ref().1.peer_certificates();
     let (chain, clock) = (shown.unwrap_or_default().into(), connection.clock());
     let mut peer = PeerProof { chain, names: Arc::default(), tls, at: clock.now(), clock };

@@ -321,7 +321,7 @@ async fn a_head_that_arrives_with_the_previous_request_gets_no_extra_time() {
 }
 
 /// How a listener and its client talk over TLS.
-fn certified() -> (Handshake, tokio_rustls::TlsConnector) {
+fn certified() -> (Handshake, rustls::ClientConnection) {
     let made = rcgen::generate_simple_self_signed(["a".to_owned()]).unwrap();
     let (certificate, key) = (made.cert.der().clone(), made.signing_key.serialize_der());
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -338,36 +338,49 @@ fn certified() -> (Handshake, tokio_rustls::TlsConnector) {
         .unwrap()
         .with_root_certificates(roots)
         .with_no_client_auth();
+    let client = rustls::ClientConnection::new(client.into(), "a".try_into().unwrap()).unwrap();
     let tls = watch::Sender::new(Arc::new(Tls::of_server(server))).subscribe();
-    (Handshake { tls, clients: Shown::Nothing }, Arc::new(client).into())
+    (Handshake { tls, clients: Shown::Nothing }, client)
+}
+
+/// Sends what the session has to send, and `more` with the end of the handshake.
+async fn shake(session: &mut rustls::ClientConnection, socket: &mut TcpStream, more: &[u8]) {
+    while session.is_handshaking() {
+        let (mut said, mut heard) = (Vec::new(), [0; 4_096]);
+        while session.wants_write() {
+            session.write_tls(&mut said).unwrap();
+        }
+        socket.write_all(&said).await.unwrap();
+        let count = socket.read(&mut heard).await.unwrap();
+        session.read_tls(&mut &heard[..count]).unwrap();
+        session.process_new_packets().unwrap();
+    }
+    let mut end = Vec::new();
+    while session.wants_write() {
+        session.write_tls(&mut end).unwrap();
+    }
+    socket.write_all(&[&end, more].concat()).await.unwrap();
 }
 
 #[tokio::test]
 async fn what_tls_keeps_of_an_unfinished_record_is_counted_and_gets_no_extra_time() {
-    let (handshake, connector) = certified();
-    let limits = Limits { head: A_WHILE, ..roomy() };
-    let (clients, routes) = (Clients::new(limits), routes());
+    let (handshake, mut session) = certified();
+    let clients = Clients::new(Limits { head: A_WHILE, ..roomy() });
     let (_stop, stop) = watch::channel(false);
-    let port =
-        Port { handshake: Some(handshake), clients: clients.clone(), routes, stop: stop.clone() };
-    let (client, server) = pair().await;
+    let (handshake, routes) = (Some(handshake), routes());
+    let port = Port { handshake, clients: Arc::clone(&clients), routes, stop };
+    let (mut client, server) = pair().await;
     let connection = clients.admit(IpAddr::from([127, 0, 0, 1])).unwrap();
     let meeting = tokio::spawn(Arc::new(port).meet(server, connection));
-    let mut client = connector.connect("a".try_into().unwrap(), client).await.unwrap();
-    client.write_all(b"GET /hello HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
-    let mut heard = [0; 16];
-    client.read_exact(&mut heard).await.unwrap();
-    tokio::time::sleep(A_WHILE).await;
-    assert_eq!(clients.held(), (1, 0), "it is idle");
-    let (mut socket, _) = client.into_inner();
-    let record = [&[23, 3, 3, 0x40, 0][..], &[0; 16_000]].concat();
-    socket.write_all(&record).await.unwrap();
-    let counted = async {
-        while clients.held().1 < 16_000 + (16 << 10) {
+    let record = [&[23, 3, 3, 0x40, 0][..], &[0; 12_000]].concat();
+    shake(&mut session, &mut client, &record).await;
+    let counted = async |bytes| {
+        while !(bytes..bytes + 2_000).contains(&clients.held().1) {
             tokio::time::sleep(A_WHILE / 50).await;
         }
     };
-    timeout(SOON, counted).await.unwrap();
+    timeout(SOON, counted(12_000)).await.expect("the record is counted beside the handshake");
+    client.write_all(&[0; 4_000]).await.unwrap();
     timeout(SOON, meeting).await.expect("its head ends in time").unwrap();
     assert_eq!(clients.held(), (0, 0));
 }

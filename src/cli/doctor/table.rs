@@ -190,7 +190,7 @@ table! {
     "kubelets" {
         OLD_KUBELETS Problem
             "kubelet of {#node} is older than 1.33 and cannot restart containers for borrow: {..}"
-            => "upgrade kubelet there to 1.35, or move the nodes to a pool without this key (docs/borrowing.md)";
+            => "upgrade kubelet there to 1.33, or move the nodes to a pool without this key (docs/borrowing.md)";
         UNKNOWN_KUBELETS NotChecked "the version of kubelet on {..}"
             => "compare kubeletVersion in the status of the node with docs/borrowing.md";
         KUBELETS_OK Good "1.33 or newer on {0} whose pods are moved";

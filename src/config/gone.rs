@@ -45,7 +45,11 @@ pub const KEYS: &[Gone] = &[
         Some("share_even_on_hopper"),
         "say `share`, which limits no compute on Hopper GPUs: products were incomplete there",
     ),
-    gone("certificates.ca_seconds", None, "leave it out; a CA lasts ten years"),
+    gone(
+        "certificates.ca_seconds",
+        None,
+        "leave it out; a new CA lasts ten years, one that is there ends as it was set to, see docs/install.md#replace-the-ca",
+    ),
     gone(
         "certificates.spread_seconds",
         None,
@@ -189,6 +193,14 @@ mod tests {
             let text = format!("{tls}{}", serde_yaml_ng::to_string(&document).unwrap());
             let faults = Config::from_yaml(&text).unwrap_err().faults;
             assert_eq!(faults, [sentence(&gone.name.replace('*', "any"), *gone)], "{text}");
+        }
+    }
+
+    #[test]
+    fn advice_about_certificates_says_how_a_ca_is_replaced_that_is_there() {
+        let of_certificates = KEYS.iter().filter(|gone| gone.name.starts_with("certificates."));
+        for gone in of_certificates {
+            assert!(gone.advice.ends_with("see docs/install.md#replace-the-ca"), "{gone:?}");
         }
     }
 

@@ -102,12 +102,15 @@ fn main() -> ExitCode {
 
 /// Ends the process with what is wrong with its flags, or with what to do in place of one that is gone.
 fn refuse(error: &clap::Error) -> ! {
-    let flag = match error.get(ContextKind::InvalidArg) {
-        Some(ContextValue::String(flag)) => gone::flag(flag),
-        _ => None,
-    };
-    let Some(flag) = flag else { error.exit() };
-    let _ = writeln!(io::stderr(), "gpupack: {flag}"); // without stderr there is no place for it
+    let command = std::env::args_os().nth(1).unwrap_or_default();
+    let mut words = vec![command.to_string_lossy().into_owned()];
+    for kind in [ContextKind::InvalidArg, ContextKind::InvalidValue] {
+        if let Some(ContextValue::String(text)) = error.get(kind) {
+            words.extend(text.split(' ').next().map(str::to_owned)); // without the name of its value
+        }
+    }
+    let Some(gone) = gone::words(&words.join(" ")) else { error.exit() };
+    let _ = writeln!(io::stderr(), "gpupack: {gone}"); // without stderr there is no place for it
     process::exit(2) // as clap does
 }
 

@@ -1,12 +1,12 @@
-//! Keys and flags of the version before that this one no longer has, with what to do instead. Kept for this version
+//! Keys, flags and commands of the version before that this one no longer has, with what to do instead. Kept for this version
 //! alone.
 
 use serde_yaml_ng::{Mapping, Value};
 
-/// A key or flag that is gone.
+/// A key, flag or command that is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gone {
-    /// Its path in the file, with `*` for a name; or the flag.
+    /// Its path in the file, with `*` for a name; or the words of the command line.
     pub name: &'static str,
     /// The value that is gone; `None`: the whole key.
     pub value: Option<&'static str>,
@@ -45,7 +45,11 @@ pub const KEYS: &[Gone] = &[
         Some("share_even_on_hopper"),
         "say `share`, which limits no compute on Hopper GPUs: products were incomplete there",
     ),
-    gone("certificates.ca_seconds", None, "leave it out; a CA lasts ten years"),
+    gone(
+        "certificates.ca_seconds",
+        None,
+        "leave it out; a new CA lasts ten years, one that is there ends as it was set to, see docs/install.md#replace-the-ca",
+    ),
     gone(
         "certificates.spread_seconds",
         None,
@@ -96,27 +100,57 @@ pub const KEYS: &[Gone] = &[
     gone("lease.name", None, "leave it out; the Lease is `gpupack`"),
 ];
 
-/// The flags, of any command.
-pub const FLAGS: &[Gone] = &[
+/// What only papers need.
+const LAB: &str = "gpupack-lab has it, see docs/simulator.md#gpupack-lab";
+
+/// Commands, their flags, and values of these; `*` is any end.
+pub const WORDS: &[Gone] = &[
     gone(
-        "--mig-switch",
+        "agent --mig-switch",
         None,
         "leave it out; the agent makes instances on GPUs that are in MIG mode",
     ),
-    gone("--mig-reset", None, "leave it out; the agent switches no MIG mode"),
+    gone("agent --mig-reset", None, "leave it out; the agent switches no MIG mode"),
     gone(
-        "--server-name",
+        "agent --server-name",
         None,
         "leave it out; the certificate of every replica needs `gpupack-extender`",
     ),
-    gone("--report-rate", None, "leave it out; simulated agents send 500 reports a second at most"),
-    gone("--listen", None, "set `listen` in the file of `--config`"),
-    gone("--page-listen", None, "set `page_listen` in the file of `--config`"),
-    gone("--agents-listen", None, "set `agents_listen` in the file of `--config`"),
-    gone("--metrics-listen", None, "set `metrics_listen` in the file of `--config`"),
-    gone("--kubeconfig", None, "set `kubeconfig` in the file of `--config`"),
-    gone("--chart", None, "say `--charts` with a folder"),
-    gone("--mps-protocol", None, "leave it out; the agent speaks protocol 2 with daemons of MPS"),
+    gone(
+        "agent --mps-protocol",
+        None,
+        "leave it out; the agent speaks protocol 2 with daemons of MPS",
+    ),
+    gone(
+        "demo --report-rate",
+        None,
+        "leave it out; simulated agents send 500 reports a second at most",
+    ),
+    gone("extender --listen", None, "set `listen` in the file of `--config`"),
+    gone("extender --page-listen", None, "set `page_listen` in the file of `--config`"),
+    gone("extender --agents-listen", None, "set `agents_listen` in the file of `--config`"),
+    gone("extender --metrics-listen", None, "set `metrics_listen` in the file of `--config`"),
+    gone("extender --kubeconfig", None, "set `kubeconfig` in the file of `--config`"),
+    gone("simulate --chart", None, "say `--charts` with a folder"),
+    gone("simulate --bursts", None, LAB),
+    gone("simulate --mig", None, LAB),
+    gone("simulate --mig-churn", None, LAB),
+    gone("simulate --mig-turns", None, "leave it out; GPUs keep their MIG mode"),
+    gone("simulate --gpus", None, LAB),
+    gone("simulate --stress", None, LAB),
+    gone("simulate --world", None, LAB),
+    gone("simulate --bound", None, LAB),
+    gone("simulate --policy random", None, LAB),
+    gone("simulate --policy dotprod", None, LAB),
+    gone("simulate --policy gpuclustering", None, LAB),
+    gone("simulate --policy gpupacking", None, LAB),
+    gone("simulate --policy known-mix", None, LAB),
+    gone("simulate --policy without-*", None, LAB),
+    gone(
+        "webhook-cert",
+        None,
+        "the extender, Helm or cert-manager make the certificate, or openssl, see docs/admission.md#install",
+    ),
 ];
 
 /// Takes what is gone out of a document, and says so of each.
@@ -147,9 +181,12 @@ fn take_at(
             if let Some(below) = section.get_mut(&name).and_then(Value::as_mapping_mut) {
                 take_at(below, rest, path, gone, faults);
             }
-        } else if section.get(&name).is_some_and(|found| is_meant(gone, found)) {
+        } else if let Some(found) = section.get(&name).filter(|found| is_meant(gone, found)) {
+            // The chart drops a value by `null`, and says nothing of it.
+            if !found.is_null() {
+                faults.push(sentence(&path.join("."), gone));
+            }
             section.remove(&name);
-            faults.push(sentence(&path.join("."), gone));
         }
         path.pop();
     }
@@ -159,16 +196,19 @@ fn is_meant(gone: Gone, found: &Value) -> bool {
     gone.value.is_none_or(|value| found.as_str() == Some(value))
 }
 
-/// What is said of a key or flag that somebody still sets.
+/// What is said of something that somebody still sets.
 fn sentence(path: &str, gone: Gone) -> String {
     let value = gone.value.map(|value| format!(": {value}")).unwrap_or_default();
     format!("`{}{value}` is gone: {}", path.escape_debug(), gone.advice)
 }
 
-/// What to say of a flag that no command knows, if it is gone.
-pub fn flag(name: &str) -> Option<String> {
-    let gone = FLAGS.iter().find(|gone| gone.name == name)?;
-    Some(sentence(gone.name, *gone))
+/// What to say of a command, with one of its flags and a value, that is not known, if it is gone.
+pub fn words(words: &str) -> Option<String> {
+    let is_it = |gone: &&Gone| match gone.name.strip_suffix('*') {
+        Some(start) => words.starts_with(start),
+        None => words == gone.name,
+    };
+    Some(sentence(words, *WORDS.iter().find(is_it)?))
 }
 
 #[cfg(test)]
@@ -193,10 +233,28 @@ mod tests {
     }
 
     #[test]
-    fn each_flag_that_is_gone_says_what_to_do() {
-        for gone in FLAGS {
-            assert!(flag(gone.name).unwrap().ends_with(gone.advice));
+    fn advice_about_certificates_says_how_a_ca_is_replaced_that_is_there() {
+        let of_certificates = KEYS.iter().filter(|gone| gone.name.starts_with("certificates."));
+        for gone in of_certificates {
+            assert!(gone.advice.ends_with("see docs/install.md#replace-the-ca"), "{gone:?}");
         }
-        assert_eq!(flag("--never-there"), None);
+    }
+
+    #[test]
+    fn a_key_without_a_value_is_left_out() {
+        let text = "certificates: { ca_seconds: null }\ntls: {}\nwarm_up_seconds:\n";
+        assert_eq!(Config::from_yaml(text), Config::from_yaml("certificates: {}\ntls: {}\n"));
+    }
+
+    #[test]
+    fn what_is_gone_of_a_command_says_what_to_do_and_what_it_never_had_is_not_gone() {
+        for gone in WORDS {
+            let said = words(gone.name).unwrap();
+            assert!(said.ends_with(gone.advice) && said.contains(gone.name), "{said}");
+        }
+        assert!(words("simulate --policy without-doubt").unwrap().contains("without-doubt"));
+        for never in ["agent --kubeconfig", "demo --page-listen", "extender", "--listen", ""] {
+            assert_eq!(words(never), None);
+        }
     }
 }

@@ -14,6 +14,8 @@ use crate::rotation::plan::{UnixTime, Validity};
 pub const BUNDLE: &str = "ca.crt";
 /// The key of the CA's private key.
 const KEY: &str = "ca.key";
+/// The CA that a version before was to sign with next, and its key. Nothing reads them.
+pub const NEXT: [&str; 2] = ["next.crt", "next.key"];
 
 /// A CA begins so long ago, for clocks that are late.
 const EARLIER: Duration = Duration::from_secs(86_400);

@@ -21,7 +21,7 @@ use crate::issuing::checked::{self, CertificateFault, to_pem};
 use crate::issuing::faults::{Faults, Pauses};
 use crate::issuing::objects::{
     API_SERVICE, CA, Meaning, Names, Objects, WEBHOOKS, api_service_fields, certificate_data,
-    secret_of, usage_of, webhook_fields, with_bundle, with_data,
+    secret_of, usage_of, webhook_fields, with_bundle, with_data, without_next,
 };
 use crate::issuing::own_files::{self, FileError};
 use crate::issuing::pair::{Wanted, sign};
@@ -359,6 +359,9 @@ impl Keeper {
             }
             (Step::Publish(place), Some(ca)) => {
                 Ok(self.publish(objects, place, &ca.bundle()).await)
+            }
+            (Step::ForgetNextCa, Some(_)) => {
+                Ok((CA, self.writer.replace_kept(&without_next(&objects.ca)).await))
             }
             (Step::MakeCa, _) | (_, None) => {
                 let secret = with_data(&objects.ca, Authority::make(now)?.data());

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use serde_json::{Value, json};
 
-use crate::issuing::authority::{Authority, BUNDLE, Data};
+use crate::issuing::authority::{Authority, BUNDLE, Data, NEXT};
 use crate::issuing::checked::{Checked, Expected, certificate};
 use crate::issuing::pair::{Pair, Usage};
 use crate::rotation::plan::{Owner, Place, Seen, SeenBundle, SeenCertificate, UnixTime};
@@ -106,7 +106,9 @@ impl Objects {
         let places = Place::ALL.into_iter().map(|place| (place, self.bundle(place, &bundle)));
         let bundles = places.collect();
         let ca = ca.map(|ca| ca.signer.validity);
-        Meaning { seen: Seen { ca, certificates, bundles }, own, faults }
+        let has_next_ca =
+            self.ca.data.iter().any(|data| NEXT.iter().any(|key| data.contains_key(*key)));
+        Meaning { seen: Seen { ca, has_next_ca, certificates, bundles }, own, faults }
     }
 
     /// Whether a place has this bundle.
@@ -139,6 +141,13 @@ impl Objects {
 pub fn with_data(secret: &Secret, values: Data) -> Secret {
     let mut secret = secret.clone();
     secret.data.get_or_insert_default().extend(values);
+    secret
+}
+
+/// The Secret of the CA without the one that was to sign next.
+pub fn without_next(secret: &Secret) -> Secret {
+    let mut secret = secret.clone();
+    secret.data.get_or_insert_default().retain(|key, _| !NEXT.contains(&key.as_str()));
     secret
 }
 

@@ -135,6 +135,8 @@ pub enum SeenBundle {
 pub struct Seen {
     /// When the CA is valid; `None`: there is none that can be used.
     pub ca: Option<Validity>,
+    /// Whether the Secret has a CA that a version before was to sign with next.
+    pub has_next_ca: bool,
     /// The certificates. An owner that is not here has no Secret.
     pub certificates: BTreeMap<Owner, SeenCertificate>,
     /// The bundle in other places. A place that is not here is absent.
@@ -150,6 +152,8 @@ pub enum Step {
     /// Write the bundle beside a certificate.
     AddBundle(Owner),
     Publish(Place),
+    /// Forget the CA that was to sign next, and its key: clients go on trusting it.
+    ForgetNextCa,
 }
 
 /// The writes that are due, in their order, where a certificate lasts for `life`. The CA is made alone: the others
@@ -177,6 +181,7 @@ pub fn steps(seen: &Seen, life: Duration, now: UnixTime) -> Vec<Step> {
     }
     let outdated = seen.bundles.iter().filter(|(_, bundle)| **bundle == SeenBundle::Outdated);
     steps.extend(outdated.map(|(place, _)| Step::Publish(*place)));
+    steps.extend(seen.has_next_ca.then_some(Step::ForgetNextCa));
     steps
 }
 
@@ -198,6 +203,7 @@ mod tests {
     fn seen() -> Seen {
         Seen {
             ca: Some(Validity { starts: at(1_000), ends: at(10_000) }),
+            has_next_ca: false,
             certificates: Owner::ALL.map(|owner| (owner, made(5_900))).into(),
             bundles: Place::ALL.map(|place| (place, SeenBundle::Current)).into(),
         }
@@ -250,10 +256,12 @@ mod tests {
         seen.certificates.insert(Owner::Webhook, other(true));
         seen.bundles.insert(Place::Agents, SeenBundle::Outdated);
         seen.bundles.insert(Place::ApiService, SeenBundle::Absent);
+        seen.has_next_ca = true;
         let expected = [
             Step::Sign(Owner::Extender, at(6_000)),
             Step::AddBundle(Owner::Webhook),
             Step::Publish(Place::Agents),
+            Step::ForgetNextCa,
         ];
         assert_eq!(due(&seen, 5_100), expected);
     }

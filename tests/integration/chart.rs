@@ -300,6 +300,26 @@ fn what_is_gone_is_refused_before_it_is_installed() {
     }
 }
 
+/// `helm upgrade --reuse-values` brings the defaults of the version before, and `null` drops a value.
+#[test]
+fn old_defaults_and_null_are_ignored_and_all_that_is_gone_is_named_at_once() {
+    if !has_helm("old defaults") {
+        return;
+    }
+    for values in [
+        "agents.migSwitch=false,agents.migReset=false,agents.mpsProtocol=2",
+        "agents.migSwitch=null,config.warm_up_seconds=null,config.certificates.ca_seconds=null",
+    ] {
+        let objects = rendered("default", &["--set", values]).expect(values);
+        let _ = configuration(&objects); // the extender takes it, too
+    }
+    let values = "agents.migSwitch=true,agents.mpsProtocol=3,config.warm_up_seconds=3";
+    let refused = rendered("default", &["--set", values]).expect_err(values);
+    for part in ["migSwitch", "mpsProtocol", "warm_up_seconds", "--reset-then-reuse-values"] {
+        assert!(refused.contains(part), "{part}: {refused}");
+    }
+}
+
 #[test]
 fn classes_of_workloads_are_priority_classes_and_configuration() {
     if !has_helm("classes of workloads") {

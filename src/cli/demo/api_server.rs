@@ -34,7 +34,7 @@ use crate::step::outside::Outside;
 /// Most bytes of all annotations of a pod.
 const MOST_ANNOTATIONS: usize = 256 << 10;
 
-/// Most pods that are created because of a call.
+/// Most pods at a time that were created because of a call.
 const MOST_CALLED: usize = 1_000;
 
 /// Most events in the queue of the extender.
@@ -53,8 +53,9 @@ struct Store {
     watch: Option<PodWatch>,
     resized: BTreeSet<PodUid>,
     annotated: BTreeSet<PodUid>,
-    /// How many pods are there because of a call.
-    called: usize,
+    evicted: BTreeSet<PodUid>,
+    /// The pods that are there because of a call.
+    called: BTreeSet<PodUid>,
 }
 
 /// The part of a call that is the pod.
@@ -107,19 +108,27 @@ impl ApiServer {
         store.write(pod);
     }
 
-    /// Creates the pod of a call of *filter*, unless it or its name is known, or there are many such pods.
-    pub fn create_called(&self, body: &[u8]) {
-        let Ok(Called { pod: Some(text) }) = serde_json::from_slice(body) else { return };
-        let Ok(SeenPod { pod, .. }) = SeenPod::from_json(text.get()) else { return };
+    /// Creates the pod of a call of *filter*, unless it or its name is known.
+    ///
+    /// # Errors
+    /// Why a pod that *filter* could read is not created.
+    pub fn create_called(&self, body: &[u8]) -> Result<(), String> {
+        let Ok(Called { pod: Some(text) }) = serde_json::from_slice(body) else { return Ok(()) };
+        let Ok(SeenPod { pod, .. }) = SeenPod::from_json(text.get()) else { return Ok(()) };
         let store = &mut *self.0.lock();
         let has_name = store.pods.contains_key(pod.name.to_string().as_str());
-        if has_name || store.names.contains_key(&pod.uid) || store.called == MOST_CALLED {
-            return;
+        if has_name || store.names.contains_key(&pod.uid) {
+            return Ok(());
         }
-        if let Ok(created) = serde_json::from_str(text.get()) {
-            store.called += 1;
-            store.write(created);
+        // Its types are those of the real API server. So what is written into later is an object.
+        let created: Pod = serde_json::from_str(text.get())
+            .map_err(|error| format!("`Pod`: the API server has no such pod: {error}"))?;
+        if store.called.len() == MOST_CALLED {
+            return Err(format!("the demo has {MOST_CALLED} pods of calls: start it again"));
         }
+        store.called.insert(pod.uid);
+        store.write(json!(created));
+        Ok(())
     }
 
     /// The pod with this UID.
@@ -150,6 +159,11 @@ impl ApiServer {
     /// again.
     pub fn take_annotated(&self) -> BTreeSet<PodUid> {
         std::mem::take(&mut self.0.lock().annotated)
+    }
+
+    /// The pods that were evicted since the last call.
+    pub fn take_evicted(&self) -> BTreeSet<PodUid> {
+        std::mem::take(&mut self.0.lock().evicted)
     }
 
     /// A client of it. For a thread of a tokio runtime.
@@ -232,6 +246,7 @@ impl Store {
         self.version += 1;
         self.resized.remove(uid);
         self.annotated.remove(uid);
+        self.called.remove(uid);
         if let (Some(watch), Ok(pod)) = (&mut self.watch, SeenPod::from_json(&text)) {
             watch.take(WatchEvent::Deleted(pod));
         }
@@ -332,6 +347,7 @@ impl Store {
         let dry_run = options["dryRun"].as_array().into_iter().flatten();
         if !dry_run.into_iter().any(|it| it == "All") {
             uid_of(pod).iter().for_each(|uid| self.remove(uid));
+            self.evicted.extend(uid_of(pod));
         }
         (201, success())
     }
@@ -388,6 +404,10 @@ mod tests {
         (statuses, serde_json::from_str(&ask("GET", POD, &Value::Null).1).unwrap())
     }
 
+    fn call(pod: &Value) -> Vec<u8> {
+        json!({"Pod": pod, "NodeNames": ["a"]}).to_string().into_bytes()
+    }
+
     fn binding(uid: &str, version: &str) -> Value {
         json!({"metadata": {"uid": uid, "resourceVersion": version, "annotations": {"a": "2", "b": "3"}},
             "target": {"kind": "Node", "name": "n1"}})
@@ -399,15 +419,55 @@ mod tests {
         let called = |name: &str, uid: &str| {
             let pod = json!({"metadata": {"namespace": "team", "name": name, "uid": uid},
                 "spec": {"containers": [{"name": "c"}]}});
-            server.create_called(json!({"Pod": pod, "NodeNames": ["a"]}).to_string().as_bytes());
+            server.create_called(&call(&pod)).unwrap();
             server.pod(&PodUid::new(uid)).and_then(|pod| pod.metadata.resource_version)
         };
         let version = called("other", "u-2");
         assert!(version.is_some());
         assert_eq!(called("other", "u-2"), version, "it is not written again");
         assert_eq!(called("infer", "u-3"), None, "another pod has the name");
-        server.create_called(b"{\"Pod\": 7}");
-        server.create_called(b"no call");
+        server.create_called(b"{\"Pod\": 7}").unwrap();
+        server.create_called(b"no call").unwrap();
+    }
+
+    #[test]
+    fn a_call_creates_no_pod_that_a_write_could_not_change() {
+        let server = ApiServer::default();
+        let pod = |metadata: Value| json!({"metadata": metadata, "spec": {"containers": []}});
+        let sound = json!({"namespace": "team", "name": "infer", "uid": "u1"});
+        let text = |pod: &Value| SeenPod::from_json(&pod.to_string()).map(|pod| pod.pod.uid);
+        for (part, value) in [
+            ("/metadata", json!([{}, "infer", "team", "u1"])),
+            ("/metadata/labels", json!(["a"])),
+            ("/metadata/annotations", json!("a")),
+            ("/spec", json!([])),
+            ("/spec/containers", json!([[]])),
+        ] {
+            let mut odd = pod(sound.clone());
+            odd["metadata"]["labels"] = json!({});
+            odd["metadata"]["annotations"] = json!({});
+            *odd.pointer_mut(part).unwrap() = value;
+            let refused = server.create_called(&call(&odd));
+            assert_eq!(refused.is_err(), text(&odd).is_ok(), "{part}: {refused:?}");
+            assert!(server.0.lock().pods.is_empty(), "{part}");
+        }
+        server.create_called(&call(&pod(sound))).unwrap();
+        let (statuses, _) = after(&server, &[("POST", "/binding", binding("u1", "1"))]);
+        assert_eq!(statuses, [201]);
+    }
+
+    #[test]
+    fn a_call_too_many_says_so_and_one_that_ends_makes_room() {
+        let server = ApiServer::default();
+        let create = |number: usize| {
+            let (name, uid) = (format!("p{number}"), format!("u{number}"));
+            let metadata = json!({"namespace": "team", "name": name, "uid": uid});
+            server.create_called(&call(&json!({"metadata": metadata})))
+        };
+        (0..MOST_CALLED).for_each(|number| create(number).unwrap());
+        assert!(create(MOST_CALLED).unwrap_err().contains("start it again"));
+        server.delete(&PodUid::new("u7"));
+        create(MOST_CALLED).unwrap();
     }
 
     #[test]

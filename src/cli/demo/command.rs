@@ -9,9 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::{Request, State};
-use axum::http::StatusCode;
+use axum::http::{Method, StatusCode};
 use axum::middleware;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -51,8 +52,9 @@ use crate::hardware::units::Share;
 use crate::kube_api::request::quantity::parse_fraction;
 use crate::ledger::nodes::state::Ledger;
 use crate::model::node_state::NodeReporting;
-use crate::server::api::server::{router, serve};
+use crate::server::api::server::{ALL_PATHS, all_routes, guarded, serve};
 use crate::server::api::{background, reports};
+use crate::server::http::respond::refusal;
 use crate::server::page::service::{Service, SetLogLevel};
 
 /// Most reports a second of all simulated agents together, for a small machine.
@@ -194,17 +196,25 @@ pub fn run(args: &DemoArgs, clock: Clock) -> Result<()> {
     result
 }
 
-/// Creates the pod of a call of *filter* that others make by hand, as the API server has it before kube-scheduler calls.
+/// All routes. The pod of a call of *filter* that others make by hand is created first, as the API server has it
+/// before kube-scheduler calls.
+fn routes(service: Service, api: ApiServer) -> Router {
+    let of_others = middleware::from_fn_with_state(api, create_called);
+    guarded(all_routes(&service).layer(of_others), ALL_PATHS, service)
+}
+
 async fn create_called(State(api): State<ApiServer>, request: Request, next: Next) -> Response {
-    if request.uri().path() != "/v1/filter" {
+    if request.method() != Method::POST || request.uri().path() != "/v1/filter" {
         return next.run(request).await;
     }
     let (head, body) = request.into_parts();
     let Ok(body) = to_bytes(body, Config::default().max_body_bytes).await else {
         return StatusCode::PAYLOAD_TOO_LARGE.into_response();
     };
-    api.create_called(&body);
-    next.run(Request::from_parts(head, Body::from(body))).await
+    match api.create_called(&body) {
+        Ok(()) => next.run(Request::from_parts(head, Body::from(body))).await,
+        Err(refused) => refusal(StatusCode::UNPROCESSABLE_ENTITY, &refused),
+    }
 }
 
 async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) -> Result<()> {
@@ -223,8 +233,7 @@ async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) ->
     let figures = watch::Sender::new(Figures::default());
     let (stop, stopped) = watch::channel(false);
     let service = Service::new(Arc::clone(&app), set_log_level);
-    let of_others = middleware::from_fn_with_state(api.clone(), create_called);
-    let routes = router(service.clone()).layer(of_others);
+    let routes = routes(service.clone(), api.clone());
     let serving = tokio::spawn(serve(service, routes, listener, stopped.clone()));
     let ticking = tokio::spawn(background::run(Arc::clone(&app), stopped.clone()));
     let stopping = stop.clone();

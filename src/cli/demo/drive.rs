@@ -427,18 +427,28 @@ impl Drive {
         self.ends.push(Reverse((self.app.clock.precise() + life.mul_f64(factor), uid)));
     }
 
+    /// Ends pods whose time has come, and those that gpupack evicted.
     fn end_due(&mut self, now: Duration) {
+        for uid in self.api.take_evicted() {
+            self.running.retain(|running| *running != uid);
+            self.ends.retain(|Reverse((_, ends))| *ends != uid);
+            self.end(&uid);
+        }
         while let Some(Reverse((end, _))) = self.ends.peek()
             && *end <= now
             && let Some(Reverse((_, uid))) = self.ends.pop()
         {
-            if let Some(kubelet) = &self.kubelet {
-                kubelet.end(&uid, self.app.clock.now());
-            }
-            self.scheduler.forget(uid.as_str());
-            self.api.delete(&uid);
-            self.figures.send_modify(|figures| figures.pods.ended += 1);
+            self.end(&uid);
         }
+    }
+
+    fn end(&mut self, uid: &PodUid) {
+        if let Some(kubelet) = &self.kubelet {
+            kubelet.end(uid, self.app.clock.now());
+        }
+        self.scheduler.forget(uid.as_str());
+        self.api.delete(uid);
+        self.figures.send_modify(|figures| figures.pods.ended += 1);
     }
 
     /// Tries waiting pods again after their pause, or when gpupack requeued them, and deletes those that waited

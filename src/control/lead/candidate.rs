@@ -27,8 +27,6 @@ pub(crate) struct Candidate<'a> {
     pub(crate) app: &'a Arc<App>,
     pub(crate) replica: &'a Replica,
     seen: Option<Seen>,
-    /// The last replica that had the Lease.
-    last_holder: String,
 }
 
 /// The Lease, as it was last read.
@@ -44,8 +42,6 @@ pub(crate) struct Won {
     pub(crate) held: Held,
     /// When the claim was sent.
     pub(crate) sent: Timestamp,
-    /// The last replica that led.
-    pub(crate) before: String,
     /// What the last leader said may be on its way, and its holds; `None` if this replica did not
     /// hear all of it.
     pub(crate) heard: Option<(Vec<NamedPod>, Vec<HeldPod>)>,
@@ -60,7 +56,7 @@ struct Tried {
 
 impl<'a> Candidate<'a> {
     pub(crate) fn new(app: &'a Arc<App>, replica: &'a Replica) -> Self {
-        Self { app, replica, seen: None, last_holder: String::new() }
+        Self { app, replica, seen: None }
     }
 
     /// Follows until this replica leads; `None` if it is to stop.
@@ -113,9 +109,6 @@ impl<'a> Candidate<'a> {
         let now = self.app.clock.now();
         let is_same = |seen: &&Seen| seen.held.version == held.version;
         let since = self.seen.as_ref().filter(is_same).map_or(now, |seen| seen.since);
-        if !held.holder.is_empty() {
-            self.last_holder.clone_from(&held.holder);
-        }
         let is_free = self.is_free(&held, since);
         self.seen = Some(Seen { held: held.clone(), since });
         if is_free {
@@ -209,11 +202,11 @@ impl<'a> Candidate<'a> {
     /// Begins the term. A follower that was informed knows every Binding that may still arrive.
     fn win(self, held: Held, sent: Timestamp, was_informed: bool) -> Won {
         let heard = self.app.heard.close();
-        let (before, bindings) = (self.last_holder, heard.0.len());
-        tracing::info!(term = held.term, was_informed, bindings, before, "this replica leads");
+        let bindings = heard.0.len();
+        tracing::info!(term = held.term, was_informed, bindings, "this replica leads");
         self.app.writer.term().begin(held.term, valid_until(self.replica, sent));
         self.app.set_leading();
-        Won { held, sent, before, heard: was_informed.then_some(heard) }
+        Won { held, sent, heard: was_informed.then_some(heard) }
     }
 
     /// Time for one call about the Lease.

@@ -22,14 +22,14 @@ use crate::control::shared::app::App;
 use crate::control::shared::leader::{Leader, Replica};
 use crate::hardware::units::Timestamp;
 use crate::kube_api::write::lease::{Held, LeaseAnswer};
-use crate::kube_api::write::target::PodKey;
 use crate::mutation::{Mutation, mutated};
 
 /// How long calls are refused after the Lease was given away, before and after a successor is known: until
 /// the Service names that one.
 const REFUSES_FOR: Duration = Duration::from_secs(2);
 
-/// Pause before a pod is labeled again.
+/// Pause between two looks at the label of the leader, and after one that failed.
+const LABELS_EVERY: Duration = Duration::from_secs(10);
 const LABEL_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// Binds that go on get this time before the Lease is given to another replica.
@@ -44,8 +44,8 @@ pub(crate) async fn electing(app: &Arc<App>) {
     let Some(won) = Candidate::new(app, replica).follow().await else {
         return app.set_stopping();
     };
-    let Won { held, sent, before, heard } = won;
-    app.outside.spawn(label(Arc::clone(app), before));
+    let Won { held, sent, heard } = won;
+    app.outside.spawn(keep_label(Arc::clone(app)));
     let scope = match heard {
         Some((bindings, holds)) => Scope::Known { bindings, holds },
         None => Scope::All,
@@ -185,20 +185,21 @@ async fn watch_successor(app: Arc<App>) {
     }
 }
 
-/// Labels the pod of this replica as the leader's, for the Service, and no longer that of the last
-/// leader.
-async fn label(app: Arc<App>, before: String) {
+/// Keeps the label that the Service selects on the pod of this replica alone, while it leads. A leader that ended
+/// may have left it on another one, and others may take it away.
+async fn keep_label(app: Arc<App>) {
     let Some(replica) = &app.replica else { return };
-    let last = PodKey::new(replica.pod.namespace(), Replica::pod_of(&before)).ok();
-    let last = last.filter(|last| *last != replica.pod).map(|last| (last, false));
-    // The new one first: without an endpoint, no connection could be made.
-    for (pod, is_leader) in [(replica.pod.clone(), true)].into_iter().chain(last) {
-        while !app.is_stopping() && !app.replaced.is_set() {
-            match app.writer.label_leader(&pod, is_leader).await {
-                Ok(()) => break,
-                Err(cause) => tracing::warn!(%cause, %pod, "could not label a replica's pod"),
+    while !app.is_stopping() && !app.replaced.is_set() {
+        let mut pause = LABEL_AGAIN_AFTER;
+        if app.writer.term().is_valid() {
+            match app.writer.label_leader(&replica.pod).await {
+                Ok(()) => pause = LABELS_EVERY,
+                Err(cause) => tracing::warn!(%cause, "could not label the pod of the leader alone"),
             }
-            app.outside.sleep(LABEL_AGAIN_AFTER).await;
         }
+        app.outside.sleep(pause).await;
     }
 }
+
+#[cfg(test)]
+mod tests;

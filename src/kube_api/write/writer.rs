@@ -11,9 +11,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use hyper::Request;
+use k8s_openapi::List;
 use k8s_openapi::api::core::v1::{Binding, ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status};
-use kube::api::{GetParams, Patch, PatchParams, PostParams};
+use kube::api::{GetParams, ListParams, Patch, PatchParams, PostParams};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -28,6 +29,10 @@ use crate::step::outside::{Answer, Lost, Outside};
 
 /// The label of the pod of the replica that leads, which the Service selects.
 const LEADER: &str = "gpupack.dev/leader";
+
+/// The pods of extenders that have it.
+const LABELED: &str =
+    "app.kubernetes.io/name=gpupack,app.kubernetes.io/component=extender,gpupack.dev/leader";
 
 /// Writes to pods, and reads them back. Cheap to clone.
 #[derive(Clone)]
@@ -175,14 +180,37 @@ impl ApiWriter {
         self.patch(pods(key).patch_subresource("resize", key.name(), &params, &patch)).await
     }
 
-    /// Labels a pod of gpupack itself as the leader's, or removes that label. A pod that is gone
+    /// Labels this pod of gpupack itself as the leader's, and takes the label from others. A pod that is gone
     /// needs none.
     ///
     /// # Errors
-    /// [`Cause`] if it may not be written.
-    pub async fn label_leader(&self, pod: &PodKey, is_leader: bool) -> Result<(), Cause> {
-        let label = is_leader.then_some("true");
-        let patch = Patch::Merge(json!({"metadata": {"labels": {LEADER: label}}}));
+    /// [`Cause`] if pods cannot be listed, or one may not be written.
+    pub async fn label_leader(&self, own: &PodKey) -> Result<(), Cause> {
+        let listed = pods(own).list(&ListParams::default().labels(LABELED));
+        let reply = self.exchange(listed, self.timeout).await?;
+        if !(200..=299).contains(&reply.status) {
+            return Err(cause_of(&reply));
+        }
+        let labeled = object_of::<List<Pod>>(&reply)?.items.into_iter().map(|pod| pod.metadata);
+        let is_own = |pod: &ObjectMeta| pod.name.as_deref() == Some(own.name());
+        let (known, others): (Vec<_>, Vec<_>) = labeled.partition(is_own);
+        let labels = known.first().and_then(|pod| pod.labels.as_ref());
+        // The new one first: without an endpoint, no connection could be made.
+        if labels.and_then(|labels| labels.get(LEADER)).is_none_or(|value| value != "true") {
+            self.label(own, json!({"labels": {LEADER: "true"}})).await?;
+        }
+        for ObjectMeta { name, uid, resource_version, .. } in others {
+            let Ok(pod) = PodKey::new(own.namespace(), &name.unwrap_or_default()) else { continue };
+            // One that comes late must not take it from a pod that leads by then.
+            let seen =
+                json!({"uid": uid, "resourceVersion": resource_version, "labels": {LEADER: null}});
+            self.label(&pod, seen).await?;
+        }
+        Ok(())
+    }
+
+    async fn label(&self, pod: &PodKey, metadata: Value) -> Result<(), Cause> {
+        let patch = Patch::Merge(json!({"metadata": metadata}));
         let request = pods(pod).patch(pod.name(), &PatchParams::default(), &patch);
         let reply = self.write(request).await?;
         match reply.status {

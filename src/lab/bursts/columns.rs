@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use gpupack::model::request::Isolation;
 use gpupack::sim::trace::read::TracePod;
 use serde::Deserialize;
@@ -37,7 +37,7 @@ struct Row {
 pub fn bursts_of(text: &[u8], pods: &[TracePod]) -> Result<Vec<Option<TraceBursts>>> {
     let rows = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(text).into_deserialize();
     let bursts = rows.zip(pods).map(|(row, pod)| {
-        row.map_err(Into::into)
+        row.map_err(of_value)
             .and_then(|row| bursts(&row, pod))
             .with_context(|| format!("bursts of the pod `{}`", pod.name))
     });
@@ -51,6 +51,14 @@ pub fn bursts_of(text: &[u8], pods: &[TracePod]) -> Result<Vec<Option<TraceBurst
 pub fn read_bursts(path: &Path, pods: &[TracePod]) -> Result<Vec<Option<TraceBursts>>> {
     let bursts = bursts_of(&std::fs::read(path)?, pods);
     bursts.with_context(|| format!("--pods: `{}`", path.display()))
+}
+
+/// The error of a value, without its line: `csv` does not count lines as editors do.
+fn of_value(error: csv::Error) -> anyhow::Error {
+    match error.kind() {
+        csv::ErrorKind::Deserialize { err, .. } => anyhow!("{err}"),
+        _ => error.into(),
+    }
 }
 
 fn bursts(row: &Row, pod: &TracePod) -> Result<Option<TraceBursts>> {
@@ -105,7 +113,10 @@ mod tests {
         ] {
             let refused = format!("{:#}", of(&[row]).unwrap_err());
             assert!(refused.starts_with("bursts of the pod `p`: "), "{refused}");
-            assert!(refused.contains(expected), "{refused}\ninstead of\n{expected}");
+            assert!(
+                refused.contains(expected) && !refused.contains("line"),
+                "{refused}\ninstead of\n{expected}"
+            );
         }
     }
 }

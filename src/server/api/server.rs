@@ -76,7 +76,7 @@ static LARGE_BODIES: Semaphore = Semaphore::const_new(1);
 static LARGE_REPORTS: Semaphore = Semaphore::const_new(1);
 
 /// The paths of the only port, for an error.
-const ALL_PATHS: &str = "docs/api.md lists the paths";
+pub(crate) const ALL_PATHS: &str = "docs/api.md lists the paths";
 
 /// The paths of the port of the verbs, for an error.
 const VERB_PATHS: &str = "it has /v1/filter, /v1/prioritize, /v1/preempt and /v1/bind; the page and \
@@ -104,12 +104,16 @@ const READY_PAUSE: Duration = Duration::from_millis(20);
 /// Limits how often malformed calls are logged.
 static LOGGED: LogLimit = LogLimit::new();
 
-/// All routes, for a demo, which serves everything on one listener.
+/// All routes on one listener.
 pub fn router(service: Service) -> Router {
+    guarded(all_routes(&service), ALL_PATHS, service)
+}
+
+/// All routes, without the guard.
+pub(crate) fn all_routes(service: &Service) -> Router<Service> {
     let own = agent_routes().merge(metric_routes()).merge(probe_routes()).merge(replica_routes());
     let queries = queries::routes().layer(Extension(Viewer::All));
-    let routes = verb_routes(&service).merge(own).merge(queries);
-    guarded(routes, ALL_PATHS, service)
+    verb_routes(service).merge(own).merge(queries)
 }
 
 /// Routes for kube-scheduler. The replica that leads answers them.
@@ -167,7 +171,7 @@ fn replica_routes() -> Router<Service> {
 }
 
 /// Routes that a page of another site cannot make a browser call. `paths` says which there are.
-fn guarded(routes: Router<Service>, paths: &'static str, service: Service) -> Router {
+pub(crate) fn guarded(routes: Router<Service>, paths: &'static str, service: Service) -> Router {
     let hosts: browser::Hosts = Some(service.app.config.allowed_hosts.clone().into());
     let routes = routes.method_not_allowed_fallback(wrong_method);
     let routes = routes.fallback(move |uri: Uri| async move { unknown_path(&uri, paths) });

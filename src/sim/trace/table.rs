@@ -26,7 +26,7 @@ pub enum TraceError {
     /// The file could not be opened.
     #[error("cannot open `{0}`")]
     Open(String, #[source] io::Error),
-    /// Reading stopped in the middle: the disk failed, or the text is not UTF-8.
+    /// Reading stopped in the middle: the disk failed, or a line is too long.
     #[error("cannot read `{0}`")]
     Read(String, #[source] csv::Error),
     /// A column that every trace must have is not in the header.
@@ -42,37 +42,73 @@ impl TraceError {
         Self::Refused(file.to_owned(), fault.to_string())
     }
 
-    fn of_csv(file: &str, error: csv::Error) -> Self {
-        let ErrorKind::UnequalLengths { pos, expected_len, len } = error.kind() else {
-            return Self::Read(file.to_owned(), error);
+    fn of_csv(file: &str, line: u64, header: &StringRecord, error: csv::Error) -> Self {
+        let fault = match error.kind() {
+            ErrorKind::UnequalLengths { expected_len, len, .. } => {
+                format!(" line {line}: {len} values, expected {expected_len} as in the header")
+            }
+            ErrorKind::Utf8 { err, .. } => {
+                let title = header.get(err.field()).filter(|title| !title.is_empty());
+                let column = title.map(|title| format!(", column `{title}`")).unwrap_or_default();
+                format!(" line {line}{column}: the text is not UTF-8")
+            }
+            _ => return Self::Read(file.to_owned(), error),
         };
-        let line = pos.as_ref().map_or(0, csv::Position::line);
-        let fault = format!(" line {line}: {len} values, expected {expected_len} as in the header");
         Self::refused(file, fault)
     }
 }
 
-/// Reads on until a line is too long.
-struct ShortLines<R> {
+/// Reads on until a line is too long, and counts lines as editors do: `csv` takes the position of a record before
+/// it skips what ends the last one, and lines without a value.
+struct Lines<R> {
     reader: R,
+    /// The number of the line that is read, and its bytes so far.
     line: u64,
     line_bytes: usize,
+    /// Bytes read, and the last one.
+    bytes: u64,
+    last: u8,
+    /// The record that is read begins at this byte, or at the first later one in a line.
+    record: u64,
+    /// The first byte of lines that have any, with their numbers: what that record may begin with, and what is
+    /// read ahead.
+    starts: Vec<(u64, u64)>,
 }
 
-impl<R: Read> Read for ShortLines<R> {
+impl<R> Lines<R> {
+    /// Where the record begins.
+    fn start(&self) -> Option<(u64, u64)> {
+        self.starts.get(self.starts.partition_point(|(at, _)| *at < self.record)).copied()
+    }
+
+    /// The line on which it begins.
+    fn of_record(&self) -> u64 {
+        self.start().map_or(self.line, |(_, line)| line)
+    }
+}
+
+impl<R: Read> Read for Lines<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.reader.read(buffer)?;
-        for part in buffer[..read].split_inclusive(|byte| *byte == b'\n') {
-            self.line_bytes += part.len();
+        let start = self.start();
+        self.starts.clear();
+        self.starts.extend(start);
+        for byte in &buffer[..read] {
+            if matches!(byte, b'\n' | b'\r') {
+                self.line += u64::from((self.last, *byte) != (b'\r', b'\n'));
+                self.line_bytes = 0;
+            } else {
+                if self.line_bytes == 0 {
+                    self.starts.push((self.bytes, self.line));
+                }
+                self.line_bytes += 1;
+            }
             if self.line_bytes > LINE_BYTES_MAX {
                 let line = self.line;
                 let why = format!("line {line} is longer than {LINE_BYTES_MAX} bytes");
                 return Err(io::Error::new(io::ErrorKind::InvalidData, why));
             }
-            if part.ends_with(b"\n") {
-                self.line += 1;
-                self.line_bytes = 0;
-            }
+            (self.bytes, self.last) = (self.bytes + 1, *byte);
         }
         Ok(read)
     }
@@ -81,7 +117,7 @@ impl<R: Read> Read for ShortLines<R> {
 /// A CSV file whose header has been read.
 pub(crate) struct Table<'f, R> {
     file: &'f str,
-    reader: csv::Reader<ShortLines<io::Take<R>>>,
+    reader: csv::Reader<Lines<io::Take<R>>>,
     header: StringRecord,
     /// Most rows read; less than [`ROWS_MAX`] in tests only.
     pub(crate) rows_max: usize,
@@ -91,10 +127,14 @@ impl<'f, R: Read> Table<'f, R> {
     /// Reads the header of `reader`; `file` is its name in errors.
     pub(crate) fn new(file: &'f str, reader: R) -> Result<Self, TraceError> {
         // One byte more than allowed: at the limit it shows that the file goes on.
-        let limited =
-            ShortLines { reader: reader.take(FILE_BYTES_MAX + 1), line: 1, line_bytes: 0 };
-        let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(limited);
-        let header = reader.headers().map_err(|error| TraceError::of_csv(file, error))?.clone();
+        let reader = reader.take(FILE_BYTES_MAX + 1);
+        let (line_bytes, bytes, last, record, starts) = (0, 0, 0, 0, Vec::new());
+        let lines = Lines { reader, line: 1, line_bytes, bytes, last, record, starts };
+        let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(lines);
+        let header = reader.headers().cloned();
+        let line = reader.get_ref().of_record();
+        let header =
+            header.map_err(|error| TraceError::of_csv(file, line, &StringRecord::new(), error))?;
         if header.is_empty() {
             return Err(TraceError::refused(file, " holds no rows"));
         }
@@ -138,7 +178,9 @@ impl<'f, R: Read> Table<'f, R> {
         let (mut rows, mut first_lines) = (Vec::new(), BTreeMap::new());
         let mut record = StringRecord::new();
         loop {
+            self.reader.get_mut().record = self.reader.position().byte();
             let more = self.reader.read_record(&mut record);
+            let line = self.reader.get_ref().of_record();
             // First of all: a row that the limit cuts off would be called a bad one.
             if rows.len() == self.rows_max && matches!(more, Ok(true))
                 || self.reader.get_ref().reader.limit() == 0
@@ -149,10 +191,9 @@ impl<'f, R: Read> Table<'f, R> {
                     format!(" is too large: allowed are {allowed}"),
                 ));
             }
-            if !more.map_err(|error| TraceError::of_csv(file, error))? {
+            if !more.map_err(|error| TraceError::of_csv(file, line, &self.header, error))? {
                 break;
             }
-            let line = record.position().map_or(0, csv::Position::line);
             let row = read(Row { file, line, header: &self.header, record: record.clone() })?;
             if let Some(first_line) = first_lines.insert(name(&row).to_owned(), line) {
                 let fault =

@@ -476,3 +476,28 @@ async fn advise_names_pods_that_hold_unused_memory() {
     assert_eq!(read(text.as_bytes()), expected, "as it came");
     refused(2, &["advise", "-n", "no/name", "--server", &url]);
 }
+
+#[test]
+fn what_is_gone_of_a_command_is_refused_with_what_to_do() {
+    for (line, expected) in [
+        (
+            "extender --kubeconfig x",
+            "`extender --kubeconfig` is gone: set `kubeconfig` in the file",
+        ),
+        ("extender --listen=x", "`extender --listen` is gone: "),
+        ("simulate --bursts=0.5", "`simulate --bursts` is gone: gpupack-lab has it"),
+        ("simulate --policy fgd,random", "`simulate --policy random` is gone: gpupack-lab has it"),
+        ("simulate --policy without-doubt", "`simulate --policy without-doubt` is gone: "),
+        ("webhook-cert --out x", "`webhook-cert` is gone: "),
+        ("agent --kubeconfig x", "error: unexpected argument '--kubeconfig'"),
+        ("simulate --policy fdg", "error: invalid value 'fdg'"),
+        ("", "A fraction-aware GPU scheduler extender"),
+    ] {
+        let arguments: Vec<&str> = line.split_whitespace().collect();
+        let Output { status, stderr, .. } = gpupack(&arguments);
+        let said = String::from_utf8(stderr).unwrap();
+        assert_eq!(status.code(), Some(2), "{line}");
+        let said = said.strip_prefix("gpupack: ").unwrap_or(&said);
+        assert!(said.starts_with(expected), "{line}: {said}");
+    }
+}

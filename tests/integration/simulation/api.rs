@@ -254,6 +254,8 @@ pub(super) struct Api {
     version: u64,
     /// The Lease of the replicas.
     pub(super) lease: Option<Value>,
+    /// The pods with the label of the leader.
+    pub(super) labeled: BTreeSet<String>,
     /// The time of the request that it answers.
     pub(super) now: u64,
     /// Pods whose patches are refused, with the status.
@@ -340,6 +342,9 @@ impl Api {
         if path.contains("/leases") {
             return self.answer_lease(request.method().as_str(), body);
         }
+        if let Some(name) = path.strip_prefix("/api/v1/namespaces/gpu-system/pods") {
+            return self.answer_own(name.trim_start_matches('/'), &body);
+        }
         let Some(uid) = self.uid_of(&path) else { return refusal(404, "pods not found") };
         let kind = path.split('/').nth(7);
         match (request.method().as_str(), kind) {
@@ -350,6 +355,24 @@ impl Api {
             ("POST", Some("eviction")) => self.evict(uid, &body),
             (method, rest) => panic!("gpupack sent {method} {path} {rest:?}"),
         }
+    }
+
+    /// The pods of the extender itself: those with the label of the leader, or a change of one.
+    fn answer_own(&mut self, name: &str, patch: &Value) -> (u16, String) {
+        match patch["metadata"]["labels"]["gpupack.dev/leader"].is_string() {
+            _ if name.is_empty() => {
+                let items = self.labeled.iter().map(|name| {
+                    json!({"metadata": {"name": name, "labels": {"gpupack.dev/leader": "true"}}})
+                });
+                return (
+                    200,
+                    json!({"metadata": {}, "items": items.collect::<Vec<_>>()}).to_string(),
+                );
+            }
+            true => self.labeled.insert(name.to_owned()),
+            false => self.labeled.remove(name),
+        };
+        (200, json!({}).to_string())
     }
 
     fn answer_lease(&mut self, method: &str, mut lease: Value) -> (u16, String) {

@@ -114,6 +114,11 @@ impl World {
         if leading != 1 {
             return Err(format!("{leading} replicas lead at the end: {:?}", self.api.lease));
         }
+        let leader = running.iter().find(|it| it.app.leading.is_here());
+        let own = leader.and_then(|it| it.app.replica.as_ref()).map(|it| it.pod.name().to_owned());
+        if !self.api.labeled.iter().eq(&own) {
+            return Err(format!("{own:?} leads, but {:?} have the label", self.api.labeled));
+        }
         match running.iter().find(|it| !it.app.is_informed()) {
             Some(behind) => {
                 Err(format!("process {} follows uninformed: {:?}", behind.life, self.api.lease))

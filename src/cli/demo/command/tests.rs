@@ -1,6 +1,9 @@
+use axum::http::{HeaderValue, Uri};
 use clap::Parser;
+use tower::ServiceExt;
 
 use super::*;
+use crate::hardware::ids::PodUid;
 
 #[derive(Parser)]
 struct Command {
@@ -49,4 +52,32 @@ fn the_arrival_rate_of_pods_fits_the_fleet() {
     assert_eq!((once.pods, once.per_second, once.is_alive), (Some(7), None, false));
     assert_eq!(arrivals("--once").pods, Some(0));
     assert_eq!(arrivals("--arrival-rate 0").per_second, Some(0.0));
+}
+
+#[tokio::test]
+async fn a_call_creates_its_pod_unless_a_page_of_another_site_may_have_made_it() {
+    let api = ApiServer::default();
+    let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let app = app(&parsed("").unwrap(), listen, &api, Clock::start());
+    let routes = routes(Service::new(app, Arc::new(|_| Ok(()))), api.clone());
+    let json = ("content-type", "application/json");
+    for (uid, method, header, is_created) in [
+        ("u1", Method::POST, ("content-type", "text/plain"), false),
+        ("u2", Method::POST, ("origin", "http://evil.example"), false),
+        ("u3", Method::POST, ("sec-fetch-site", "cross-site"), false),
+        ("u4", Method::GET, json, false),
+        ("u5", Method::POST, json, true),
+    ] {
+        let body = format!(
+            r#"{{"Pod":{{"metadata":{{"namespace":"team","name":"{uid}","uid":"{uid}"}}}},"NodeNames":[]}}"#
+        );
+        let mut request = Request::new(Body::from(body));
+        (*request.method_mut(), *request.uri_mut()) = (method, Uri::from_static("/v1/filter"));
+        for (name, value) in [json, header] {
+            request.headers_mut().insert(name, HeaderValue::from_static(value));
+        }
+        let answer = routes.clone().oneshot(request).await.unwrap();
+        assert_eq!(answer.status().is_client_error(), !is_created, "{uid}");
+        assert_eq!(api.pod(&PodUid::new(uid)).is_some(), is_created, "{uid}");
+    }
 }

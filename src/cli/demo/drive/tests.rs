@@ -382,3 +382,26 @@ async fn the_verbs_the_demo_and_the_simulator_place_the_same_pods_alike() {
     let _ = write!(text, "{placed} pods placed, {on_several} of them on several devices");
     assert!(placed > 300 && on_several > 12, "too few for a result: {text}");
 }
+
+#[tokio::test]
+async fn a_pod_that_gpupack_evicts_ends_once() {
+    let fleet = Fleet::mixed(1, 2, 1);
+    let (app, api) = extender(&fleet, Policy::ALL[0], &[]).await;
+    let (_stop, stopped) = watch::channel(false);
+    let node = &fleet.nodes[0];
+    let (scheduler, figures) =
+        (Scheduler::new(String::new(), &fleet.nodes, 1), watch::Sender::default());
+    let mut drive = Drive::new((app, api.clone()), figures, scheduler, 1, stopped);
+    let pod = drive.next_pod(Draw::Sound);
+    assert!(drive.allocate(&pod, &[node.name.as_str()]).unwrap());
+    drive.start_ending(Duration::from_secs(1));
+    let path = format!("/api/v1/namespaces/{}/pods/{}/eviction", pod.namespace, pod.name);
+    let eviction = hyper::Request::post(path).body(b"{}".to_vec()).unwrap();
+    assert_eq!(api.answer(&eviction).0, 201);
+    assert!(!drive.scheduler.has_room(&node.name, node.host()));
+    for now in [Duration::ZERO, Duration::MAX] {
+        drive.end_due(now);
+        assert_eq!(drive.figures.borrow().pods.ended, 1);
+        assert!(drive.scheduler.has_room(&node.name, node.host()));
+    }
+}

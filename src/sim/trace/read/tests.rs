@@ -398,11 +398,45 @@ fn a_table_that_is_not_a_trace_is_rejected() {
 }
 
 #[test]
-fn text_that_is_not_utf_8_is_rejected_with_its_position() {
-    let refused = parse_nodes("n.csv", [NODES.as_bytes(), b"a,1,1,1,\xff\n"].concat().as_slice());
-    let refused = refused.unwrap_err();
-    assert_eq!(refused.to_string(), "cannot read `n.csv`");
-    assert!(refused.source().unwrap().to_string().contains("line 2"), "{refused:?}");
+fn text_that_is_not_utf_8_is_rejected_with_line_and_column() {
+    for (text, expected) in [
+        ([NODES.as_bytes(), b"a,1,1,1,\xff\n"].concat(), "`n.csv` line 2, column `model`"),
+        ([b"\r\n\xff", NODES.as_bytes()].concat(), "`n.csv` line 2"),
+    ] {
+        let refused = parse_nodes("n.csv", text.as_slice()).unwrap_err().to_string();
+        assert_eq!(refused, format!("{expected}: the text is not UTF-8"));
+    }
+}
+
+/// However lines end, and whatever is read at a time.
+#[test]
+fn lines_are_counted_as_editors_do() {
+    struct Slowly<'t>(&'t [u8], usize);
+    impl Read for Slowly<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+            let most = self.1.min(buffer.len());
+            self.0.read(&mut buffer[..most])
+        }
+    }
+    let many = "b,1,1,1,m\n".repeat(2_000);
+    for (rows, fault) in [
+        ("a,1,1,1,m\na,1,1,1,m\n", "line 3: the name `a` was already used on line 2"),
+        ("\n\na,1,1,1,m\n\na,1,1,1,m", "line 6: the name `a` was already used on line 4"),
+        ("\n\na,x,1,1,m\n", "line 4, column `cpu_milli`"),
+        ("\na,1\n", "line 3: 2 values"),
+        ("\"a\n\n\",1,1,1,m\n\nb,x,1,1,m\n", "line 6, column `cpu_milli`"),
+        ("\"a\n\",x,1,1,m\n", "line 2, column `cpu_milli`"),
+        (&many, "line 3: the name `b` was already used on line 2"),
+    ] {
+        for (end, at_a_time) in
+            [("\n", 9_000), ("\r\n", 9_000), ("\r", 9_000), ("\r\n", 1), ("\n", 7)]
+        {
+            let text = format!("{NODES}{rows}").replace('\n', end);
+            let refused = parse_nodes("n.csv", Slowly(text.as_bytes(), at_a_time)).unwrap_err();
+            let refused = refused.to_string();
+            assert!(refused.starts_with(&format!("`n.csv` {fault}")), "{text:?}: {refused}");
+        }
+    }
 }
 
 #[test]

@@ -98,7 +98,8 @@ impl Bed {
         let metadata = &body["metadata"];
         let is_set = metadata["labels"]["gpupack.dev/leader"] == "true";
         assert_eq!(is_set, name == "a");
-        if !is_set && metadata["resourceVersion"] != self.pods[name].1.to_string() {
+        let seen = metadata["resourceVersion"].as_str().and_then(|seen| seen.parse().ok());
+        if !is_set && seen != Some(self.pods[name].1) {
             return (409, json!({}));
         }
         self.set(name, is_set.then_some("true"));

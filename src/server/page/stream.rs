@@ -1,6 +1,7 @@
 //! `GET /v1/events`: changes as server-sent events, which the page shows as they come.
 
 use std::convert::Infallible;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,10 +49,12 @@ const NEXT_STREAM: Duration = Duration::from_millis(100);
 pub(crate) async fn events(
     State(service): State<Service>,
     Extension(viewer): Extension<Viewer>,
-    Extension(PeerAddress(from)): Extension<PeerAddress>,
+    from: Option<Extension<PeerAddress>>,
     ReadQuery(query): ReadQuery<EventsQuery>,
     headers: HeaderMap,
 ) -> Response {
+    let nowhere = Ipv4Addr::UNSPECIFIED.into(); // over no connection
+    let from = from.map_or(nowhere, |Extension(PeerAddress(from))| from);
     let Some(place) = service.live.listen(from) else {
         let error = "the service stops: read /v1/summary now and then";
         let refused = refusal(StatusCode::SERVICE_UNAVAILABLE, error);

@@ -32,7 +32,8 @@ const MIG_MARK: &str = "-MIG-";
 /// Flags of `gpupack snapshot`.
 #[derive(Debug, Args)]
 pub struct SnapshotArgs {
-    /// Read from the live extender at this address, for instance http://127.0.0.1:8081
+    /// Read from the live extender at this address, for instance
+    /// http://localhost:8001/apis/inspection.gpupack.dev/v1/cluster behind `kubectl proxy`
     #[arg(long, value_name = "URL", conflicts_with = "kubeconfig")]
     from: Option<String>,
 

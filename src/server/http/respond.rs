@@ -6,7 +6,7 @@ use axum::http::request::Parts;
 use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde::de::DeserializeOwned;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::api::error::{Error, ErrorReason};
 use crate::protocol::messages::to_json;
@@ -111,12 +111,23 @@ pub(crate) async fn with_permit<T: Send + 'static>(
     if body.len() <= LARGE_BODY {
         return Ok(answer(&body));
     }
-    let permit = permits.acquire().await;
-    // The work owns the permit: a client that closes the connection does not end it.
+    let permit = permits.acquire().await.expect("the semaphore is never closed");
+    work_with(permit, move || answer(&body)).await
+}
+
+/// Works off the threads that answer calls. The work owns the permit: a client that closes the connection does not
+/// end it.
+///
+/// # Errors
+/// The refusal if `work` panics.
+pub(crate) async fn work_with<T: Send + 'static>(
+    permit: SemaphorePermit<'static>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Response> {
     let work = move || {
         let _turn = permit;
-        answer(&body)
+        work()
     };
-    let answered = tokio::task::spawn_blocking(work).await;
-    answered.map_err(|_| refusal(StatusCode::INTERNAL_SERVER_ERROR, "a fault in gpupack"))
+    let worked = tokio::task::spawn_blocking(work).await;
+    worked.map_err(|_| refusal(StatusCode::INTERNAL_SERVER_ERROR, "a fault in gpupack"))
 }

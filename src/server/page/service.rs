@@ -9,7 +9,7 @@ use axum::response::Response;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::control::shared::app::App;
-use crate::server::http::respond::refusal;
+use crate::server::http::respond::{refusal, work_with};
 use crate::server::page::live::Live;
 
 /// Changes the log level while the service runs; the argument is a filter as in the configuration.
@@ -96,14 +96,7 @@ pub(crate) async fn look_with_permit<T: Send + 'static>(
 ) -> Result<T, Response> {
     let app = Arc::clone(app);
     let permit = permit_of(permits).await?;
-    // The work owns the permit: a client that closes the connection does not end it.
-    let work = move || {
-        let _turn = permit;
-        look(&app)
-    };
-    tokio::task::spawn_blocking(work)
-        .await
-        .map_err(|_| refusal(StatusCode::INTERNAL_SERVER_ERROR, "a fault in gpupack"))
+    work_with(permit, move || look(&app)).await
 }
 
 pub(crate) fn too_long(parameter: &str, most: usize) -> Response {

@@ -18,26 +18,26 @@ use std::hint::black_box;
 
 use bodies::bodies;
 use common::{pod, requests, some_request};
+use control::shared::app::App;
 use criterion::Criterion;
+use engine::ledger::query::queries::Answer;
+use engine::model::policy::Policy;
+use engine::model::request::{Amount, GpuRequest};
 use extender::extender;
-use gpupack::control::shared::app::App;
-use gpupack::hardware::units::{Share, Timestamp};
-use gpupack::ledger::query::queries::Answer;
-use gpupack::model::policy::Policy;
-use gpupack::model::request::{Amount, GpuRequest};
-use gpupack::server::scheduler::verbs;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use runs::SIZES;
 use serde_json::Value;
+use server::scheduler::verbs;
 use shown::show;
+use wire::units::{Share, Timestamp};
 
 /// The nodes that remain are the best that fit, compared with a check of every node without index.
 fn check(app: &App, body: &[u8], keep: usize) {
     let (answer, _) = verbs::filter(app, body).expect("a body as kube-scheduler sends it");
     let answer: Value = serde_json::from_slice(&answer).expect("an answer is JSON");
     let requested: Value = serde_json::from_slice(body).expect("a body is JSON");
-    let pod = gpupack::kube_api::pod::seen_pod::SeenPod::from_json(&requested["Pod"].to_string());
+    let pod = kube_api::pod::seen_pod::SeenPod::from_json(&requested["Pod"].to_string());
     let query = app.query(&pod.expect("a sound pod")).expect("it requests a GPU");
     let names = requested["NodeNames"].as_array().expect("names were sent").iter();
     let names: Vec<&str> = names.map(|name| name.as_str().expect("a name")).collect();

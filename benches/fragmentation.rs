@@ -13,12 +13,12 @@ use std::hint::black_box;
 
 use common::{Cluster, cluster, requests};
 use criterion::Criterion;
-use gpupack::hardware::units::MemMib;
-use gpupack::ledger::query::queries::PlacementRequest;
-use gpupack::model::policy::Policy;
-use gpupack::model::request::{Amount, GpuRequest};
+use engine::ledger::query::queries::PlacementRequest;
+use engine::model::policy::Policy;
+use engine::model::request::{Amount, GpuRequest};
 use runs::SIZES;
 use typical::hundred_typical;
+use wire::units::MemMib;
 
 /// The answers are right before they are fast.
 fn check(cluster: &Cluster, query: &PlacementRequest) {

@@ -4,18 +4,18 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use gpupack::hardware::device::{Device, DeviceIndex, DeviceKind, Health};
-use gpupack::hardware::device_class::DeviceClasses;
-use gpupack::hardware::ids::{DeviceId, ModelName, NodeName, PodUid};
-use gpupack::hardware::inventory::NodeInventory;
-use gpupack::hardware::pool::{Borrow, ConfiguredIsolation, PoolRule};
-use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share};
-use gpupack::model::node_state::NodeState;
-use gpupack::model::request::{Amount, GpuRequest, Limit, Movable};
-use gpupack::model::reservation::{
+use engine::hardware::device_class::DeviceClasses;
+use engine::hardware::inventory::NodeInventory;
+use engine::hardware::pool::{Borrow, ConfiguredIsolation, PoolRule};
+use engine::model::node_state::NodeState;
+use engine::model::request::{Amount, GpuRequest, Limit, Movable};
+use engine::model::reservation::{
     BorrowedMemory, Departure, PlacedDevice, Placement, PodRef, Reservation, ReservationState,
 };
-use gpupack::scoring::guests;
+use engine::scoring::guests;
+use wire::device::{Device, DeviceIndex, DeviceKind, Health};
+use wire::ids::{DeviceId, ModelName, NodeName, PodUid};
+use wire::units::{Demand, HostAmount, MemMib, Share};
 
 const GPUS: u32 = 8;
 const MIB: u64 = 80_000;

@@ -18,17 +18,17 @@ use std::hint::black_box;
 
 use bodies::bodies;
 use common::{host, pod, requests};
+use control::shared::app::App;
+use engine::ledger::query::queries::PlacementRequest;
+use engine::model::policy::Policy;
+use engine::model::request::{Amount, GpuRequest};
 use extender::extender;
-use gpupack::control::shared::app::App;
-use gpupack::hardware::ids::{NodeName, PoolName};
-use gpupack::hardware::units::{MemMib, Share, Timestamp};
-use gpupack::ledger::query::queries::PlacementRequest;
-use gpupack::model::policy::Policy;
-use gpupack::model::request::{Amount, GpuRequest};
-use gpupack::server::scheduler::verbs;
 use gungraun::prelude::*;
 use gungraun::{Callgrind, EventKind};
+use server::scheduler::verbs;
 use shown::show;
+use wire::ids::{NodeName, PoolName};
+use wire::units::{MemMib, Share, Timestamp};
 
 /// Nodes of the cluster: few, since callgrind takes fifty times as long to make it.
 const NODES: usize = 1_000;

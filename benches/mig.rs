@@ -7,13 +7,13 @@ use std::collections::BTreeMap;
 use std::hint::black_box;
 
 use criterion::Criterion;
-use gpupack::hardware::layouts::{LayoutId, ProfileIndex};
-use gpupack::hardware::mig::GEOMETRIES;
-use gpupack::waste::mig::class::{MigClass, MigClassId};
-use gpupack::waste::mig::decision::{Candidate, Decision, Scratch};
-use gpupack::waste::mig::mix::MigMix;
-use gpupack::waste::mig::supply::MigSupply;
-use gpupack::waste::mig::types::{MigType, TypeId, Types};
+use engine::hardware::layouts::{LayoutId, ProfileIndex};
+use engine::hardware::mig::GEOMETRIES;
+use engine::waste::mig::class::{MigClass, MigClassId};
+use engine::waste::mig::decision::{Candidate, Decision, Scratch};
+use engine::waste::mig::mix::MigMix;
+use engine::waste::mig::supply::MigSupply;
+use engine::waste::mig::types::{MigType, TypeId, Types};
 
 const GPUS: usize = 1_000;
 

@@ -43,8 +43,8 @@ use std::fmt::Write;
 use std::path::Path;
 use std::process::Command;
 
-use gpupack::clock::Clock;
-use gpupack::sim::chart::draw::{Chart, Curve, write_svg};
+use runtime::clock::Clock;
+use sim::chart::draw::{Chart, Curve, write_svg};
 
 /// Sizes of the clusters, in nodes of 8 GPUs.
 const NODES: [usize; 4] = [100, 1_000, 5_000, 20_000];

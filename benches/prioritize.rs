@@ -15,12 +15,12 @@ mod shown;
 use std::hint::black_box;
 
 use bodies::bodies;
+use control::shared::app::App;
 use criterion::Criterion;
 use extender::extender;
-use gpupack::control::shared::app::App;
-use gpupack::server::scheduler::verbs;
 use runs::SIZES;
 use serde_json::Value;
+use server::scheduler::verbs;
 use shown::show;
 
 /// Every node has a score: zero if the pod does not fit, and 100 only for the best one.
@@ -28,7 +28,7 @@ fn check(app: &App, body: &[u8]) {
     let (answer, _) = verbs::prioritize(app, body).expect("a body as kube-scheduler sends it");
     let answer: Value = serde_json::from_slice(&answer).expect("an answer is JSON");
     let requested: Value = serde_json::from_slice(body).expect("a body is JSON");
-    let pod = gpupack::kube_api::pod::seen_pod::SeenPod::from_json(&requested["Pod"].to_string());
+    let pod = kube_api::pod::seen_pod::SeenPod::from_json(&requested["Pod"].to_string());
     let pod = pod.expect("a sound pod");
     app.ledger.drop_hold(&pod.pod.uid); // it held the best place back
     let query = app.query(&pod).expect("it requests a GPU");

@@ -11,12 +11,12 @@ use std::sync::Arc;
 
 use common::{Cluster, cluster, empty, hello, host};
 use criterion::{BatchSize, Criterion};
-use gpupack::hardware::ids::{NodeName, PoolName};
-use gpupack::hardware::units::Timestamp;
-use gpupack::ledger::change::facts::{MoveFact, PodFact};
-use gpupack::ledger::change::reports::NodeReport;
-use gpupack::ledger::nodes::state::Ledger;
+use engine::ledger::change::facts::{MoveFact, PodFact};
+use engine::ledger::change::reports::NodeReport;
+use engine::ledger::nodes::state::Ledger;
 use runs::SIZES;
+use wire::ids::{NodeName, PoolName};
+use wire::units::Timestamp;
 
 /// What the API server and the agents say of a cluster.
 struct Facts {
@@ -27,7 +27,7 @@ struct Facts {
 fn facts(of: &Cluster) -> Facts {
     let node_state = of.ledger.nodes();
     let pods = node_state.iter().flat_map(|node| {
-        let fact = |held: &gpupack::model::reservation::Reservation| PodFact {
+        let fact = |held: &engine::model::reservation::Reservation| PodFact {
             pod: held.pod.clone(),
             node: Some(node.name().clone()),
             host: held.host,
@@ -57,7 +57,7 @@ fn rebuild(facts: &Facts) -> Ledger {
     }
     let requests = facts.pods.iter().map(|fact| {
         let kind =
-            gpupack::waste::request_mix::RequestType::new(fact.request.as_deref(), fact.host.cpu);
+            engine::waste::request_mix::RequestType::new(fact.request.as_deref(), fact.host.cpu);
         (fact.pod.uid.clone(), kind, fact.host.memory)
     });
     ledger.recall(requests);

@@ -13,13 +13,13 @@ mod runs;
 use std::hint::black_box;
 
 use common::hello;
+use control::shared::app::App;
 use criterion::Criterion;
+use engine::ledger::change::reports::NodeReport;
 use extender::extender;
-use gpupack::control::shared::app::App;
-use gpupack::ledger::change::reports::NodeReport;
-use gpupack::server::api::reports;
 use runs::SIZES;
 use serde_json::{Value, json};
+use server::api::reports;
 
 /// A report of the node as its agent would send it, with a session and without inventory.
 fn report(app: &App, node: &str, with_lists: bool) -> Value {

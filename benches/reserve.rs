@@ -11,11 +11,11 @@ use std::hint::black_box;
 
 use common::{Cluster, cluster, pod, requests, some_request};
 use criterion::Criterion;
-use gpupack::hardware::units::Timestamp;
-use gpupack::model::policy::Policy;
+use engine::model::policy::Policy;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use runs::SIZES;
+use wire::units::Timestamp;
 
 fn reserve(criterion: &mut Criterion) {
     for nodes in SIZES {

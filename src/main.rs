@@ -6,13 +6,13 @@ use std::process::{self, ExitCode};
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use gpupack::causes::with_causes;
-use gpupack::cli::base::failure::Failure;
-use gpupack::cli::query::{advise, completion, explain, snapshot, waiting};
-use gpupack::cli::serve::{agent, extender, webhook};
-use gpupack::cli::{demo, doctor, init, simulate, top};
-use gpupack::clock::Clock;
-use gpupack::config::gone;
+use cli::base::failure::Failure;
+use cli::query::{advise, completion, explain, snapshot, waiting};
+use cli::serve::{agent, extender, webhook};
+use cli::{demo, doctor, init, simulate, top};
+use kube_api::config::gone;
+use runtime::causes::with_causes;
+use runtime::clock::Clock;
 
 /// Takes a quarter less time for reports than that of the C library (`docs/performance.md`).
 #[global_allocator]

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use gpupack::clock::Clock;
-use gpupack::config::file::Config;
-use gpupack::control::shared::app::App;
-use gpupack::hardware::units::Timestamp;
+use control::shared::app::App;
+use kube_api::config::file::Config;
+use runtime::clock::Clock;
+use wire::units::Timestamp;
 
 use super::common::{Cluster, cluster};
 

@@ -4,21 +4,21 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpupack::hardware::device::{Device, DeviceIndex, DeviceKind, Health};
-use gpupack::hardware::ids::{DeviceId, ModelName, NodeName, PodUid, PoolName};
-use gpupack::hardware::inventory::NodeInventory;
-use gpupack::hardware::seen::DeviceUse;
-use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
-use gpupack::ledger::change::reports::NodeReport;
-use gpupack::ledger::nodes::state::{Ledger, Settings};
-use gpupack::ledger::query::queries::PlacementRequest;
-use gpupack::model::fit::HostRule;
-use gpupack::model::policy::Policy;
-use gpupack::model::request::{Amount, GpuRequest};
-use gpupack::model::reservation::PodRef;
-use gpupack::scoring::strategy::Strategy;
+use engine::hardware::inventory::NodeInventory;
+use engine::ledger::change::reports::NodeReport;
+use engine::ledger::nodes::state::{Ledger, Settings};
+use engine::ledger::query::queries::PlacementRequest;
+use engine::model::fit::HostRule;
+use engine::model::policy::Policy;
+use engine::model::request::{Amount, GpuRequest};
+use engine::model::reservation::PodRef;
+use engine::scoring::strategy::Strategy;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use wire::device::{Device, DeviceIndex, DeviceKind, Health};
+use wire::ids::{DeviceId, ModelName, NodeName, PodUid, PoolName};
+use wire::seen::DeviceUse;
+use wire::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
 
 const MODELS: [(&str, u64); 4] = [
     ("Tesla T4", 15_360),

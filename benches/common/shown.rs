@@ -1,8 +1,8 @@
 //! The pods of calls, as the watch shows them: only such pods get holds.
 
-use gpupack::control::shared::app::App;
-use gpupack::kube_api::pod::watch::Sink;
-use gpupack::protocol::messages::ExtenderArgs;
+use control::shared::app::App;
+use kube_api::pod::watch::Sink;
+use kube_api::protocol::messages::ExtenderArgs;
 
 /// The watch shows the pods of these calls.
 pub(crate) fn show(app: &App, bodies: &[Vec<u8>]) {

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use gpupack::hardware::units::{MemMib, MilliCpu, Share};
-use gpupack::model::request::{Amount, GpuRequest};
-use gpupack::waste::request_mix::{Mix, RequestType, Tally};
+use engine::model::request::{Amount, GpuRequest};
+use engine::waste::request_mix::{Mix, RequestType, Tally};
+use wire::units::{MemMib, MilliCpu, Share};
 
 /// A mix of 105 types of requests, of which 100 are typical: they cover 95 % of all pods.
 pub(crate) fn hundred_typical() -> Mix {

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::http::{Method, Request, StatusCode, header};
-use gpupack::api::kind::{ApiVersion, ReportKind};
-use gpupack::report::bodies::{Reply, Report, report_path};
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::MissedTickBehavior;
+use wire::api::kind::{ApiVersion, ReportKind};
+use wire::report::bodies::{Reply, Report, report_path};
 
 use super::objects::{inventory, node_name, uses};
 

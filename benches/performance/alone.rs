@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpupack::clock::Clock;
+use runtime::clock::Clock;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 

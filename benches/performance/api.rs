@@ -13,7 +13,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures::stream;
-use gpupack::clock::Clock;
+use runtime::clock::Clock;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;

@@ -1,7 +1,7 @@
 //! What a load tool from outside sees of the demo, the quickest way to a cluster: whole HTTP calls on one
 //! connection that is kept alive.
 
-use gpupack::sim::chart::draw::Curve;
+use sim::chart::draw::Curve;
 
 use super::Row;
 use super::bodies::bodies;

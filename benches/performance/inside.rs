@@ -5,22 +5,22 @@ use std::hint::black_box;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use gpupack::clock::Clock;
-use gpupack::control::shared::app::App;
-use gpupack::hardware::pool::ConfiguredIsolation;
-use gpupack::hardware::units::{HostAmount, MemMib, Share, Timestamp};
-use gpupack::ledger::change::facts::{MoveFact, PodFact};
-use gpupack::ledger::change::reports::NodeReport;
-use gpupack::ledger::nodes::state::Ledger;
-use gpupack::ledger::suggest::preemption::{PlannedVictims, RoomRequest};
-use gpupack::model::policy::Policy;
-use gpupack::model::request::{Amount, GpuRequest};
-use gpupack::model::reservation::{
+use control::shared::app::App;
+use engine::hardware::pool::ConfiguredIsolation;
+use engine::ledger::change::facts::{MoveFact, PodFact};
+use engine::ledger::change::reports::NodeReport;
+use engine::ledger::nodes::state::Ledger;
+use engine::ledger::suggest::preemption::{PlannedVictims, RoomRequest};
+use engine::model::policy::Policy;
+use engine::model::request::{Amount, GpuRequest};
+use engine::model::reservation::{
     BorrowedMemory, Departure, PlacedDevice, Placement, Reservation, ReservationState, Tenure,
 };
-use gpupack::scoring::victims::less_important;
-use gpupack::server::api::reports;
-use gpupack::sim::chart::draw::Curve;
+use engine::scoring::victims::less_important;
+use runtime::clock::Clock;
+use server::api::reports;
+use sim::chart::draw::Curve;
+use wire::units::{HostAmount, MemMib, Share, Timestamp};
 
 use super::common::{Cluster, cluster, hello, pod, requests};
 use super::extender::extender;

@@ -3,14 +3,14 @@
 
 use std::collections::BTreeMap;
 
-use gpupack::api::state::{DeviceKind, Neighbor};
-use gpupack::hardware::ids::{DeviceId, NodeName};
-use gpupack::hardware::pool::ConfiguredIsolation;
-use gpupack::hardware::units::{Demand, MemMib, Share};
-use gpupack::kube_api::request::placement::encode;
-use gpupack::model::reservation::{PlacedDevice, Placement};
-use gpupack::report::bodies::{DeviceReport, DeviceUse, ProcessUse};
+use engine::hardware::pool::ConfiguredIsolation;
+use engine::model::reservation::{PlacedDevice, Placement};
+use kube_api::request::placement::encode;
 use serde_json::json;
+use wire::api::state::{DeviceKind, Neighbor};
+use wire::ids::{DeviceId, NodeName};
+use wire::report::bodies::{DeviceReport, DeviceUse, ProcessUse};
+use wire::units::{Demand, MemMib, Share};
 
 use super::bodies::{POD, filled, usual};
 

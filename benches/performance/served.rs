@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use gpupack::clock::Clock;
+use runtime::clock::Clock;
 
 /// Ticks of CPU time a second in `/proc`: the same on all of Linux.
 const TICKS: f64 = 100.0;

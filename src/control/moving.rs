@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use dashmap::{DashMap, DashSet};
 
-use crate::hardware::ids::PodUid;
-use crate::hardware::units::Timestamp;
-use crate::mutation::{Mutation, mutated};
+use wire::ids::PodUid;
+use wire::mutation::{Mutation, mutated};
+use wire::units::Timestamp;
 
 /// The pods that are being restarted.
 #[derive(Default)]

@@ -17,9 +17,9 @@ use kube::config::AuthInfo;
 use kube::{Client, Config};
 use tower::{Layer, Service};
 
-use crate::clock::Clock;
-use crate::hardware::units::Timestamp;
-use crate::step::api_server::{ApiServer, Head};
+use runtime::clock::Clock;
+use runtime::step::api_server::{ApiServer, Head};
+use wire::units::Timestamp;
 
 /// Shortest time between two reads of a token file.
 const READ_EVERY: Duration = Duration::from_secs(1);
@@ -177,7 +177,7 @@ mod tests {
     use tower::{ServiceExt, service_fn};
 
     use super::*;
-    use crate::clock::SimulatedTime;
+    use runtime::clock::SimulatedTime;
 
     /// What an API server got and answers.
     #[derive(Default)]

@@ -4,10 +4,10 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use gpupack::causes::with_causes;
-use gpupack::cli::simulate::command::{self, SimulateArgs, policy_of};
+use cli::simulate::command::{self, SimulateArgs, policy_of};
 use gpupack_lab::policies::all::all;
 use gpupack_lab::{bound, bursts, mig, stress};
+use runtime::causes::with_causes;
 
 /// Research on gpupack's simulator
 #[derive(Debug, Parser)]

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::http::{Request, StatusCode};
-use gpupack::api::state::State;
 use http_body_util::{BodyExt, Empty};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
@@ -16,6 +15,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use rustls::pki_types::ServerName;
 use serde_json::Value;
+use wire::api::state::State;
 
 use crate::authority::client_config;
 use crate::checker::Load;

@@ -17,13 +17,13 @@ mod orders;
 
 use std::io::Write;
 
-use gpupack::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
-use gpupack::agent::nvml::probe::NvmlProbe;
-use gpupack::agent::processes::pods::{PodsByProcess, pod_in_cgroup};
-use gpupack::api::state::DeviceKind;
-use gpupack::clock::Clock;
-use gpupack::hardware::units::Timestamp;
+use agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
+use agent::nvml::probe::NvmlProbe;
+use agent::processes::pods::{PodsByProcess, pod_in_cgroup};
 use nvml_wrapper::Nvml;
+use runtime::clock::Clock;
+use wire::api::state::DeviceKind;
+use wire::units::Timestamp;
 
 /// Prints a text that is visible if the test passes, too.
 fn say(text: &str) {

@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use gpupack::api::state::DeviceKind;
-use gpupack::hardware::ids::ModelName;
-use gpupack::hardware::mig::Geometry;
-use gpupack::hardware::units::MemMib;
-use gpupack::report::bodies::{DeviceReport, MigProfileReport};
+use engine::hardware::mig::Geometry;
+use wire::api::state::DeviceKind;
+use wire::ids::ModelName;
+use wire::report::bodies::{DeviceReport, MigProfileReport};
+use wire::units::MemMib;
 
 use crate::orders::Replica;
 use crate::{first_sample, report, say};

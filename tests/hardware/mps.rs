@@ -5,9 +5,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-use gpupack::api::condition::MpsState;
-use gpupack::clock::Clock;
+use runtime::clock::Clock;
 use serde_json::{Value, json};
+use wire::api::condition::MpsState;
 
 use crate::extender::Extender;
 use crate::{first_sample, report, say};
@@ -166,7 +166,7 @@ fn two_clients_are_held_to_limits_of_different_size() {
         (is(node, MpsState::Serving) && tenants.len() == 2 && tenants.iter().all(verified))
             .then(|| tenants.clone())
     });
-    let seconds = clock.now().since(gpupack::hardware::units::Timestamp::START).as_millis();
+    let seconds = clock.now().since(wire::units::Timestamp::START).as_millis();
     report(&sample, &format!("both verified within {seconds} ms of their start"));
     for tenant in shown {
         report(&sample, &format!("tenant {tenant}"));

@@ -8,15 +8,15 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use gpupack::clock::Clock;
-use gpupack::kube_api::request::placement::FenceWriter;
-use gpupack::kube_api::write::carry_out;
-use gpupack::kube_api::write::term::Term;
-use gpupack::kube_api::write::writer::ApiWriter;
-use gpupack::step::outside::Outside;
 use hyper::{Request, Response};
 use kube::Client;
 use kube::client::Body;
+use kube_api::request::placement::FenceWriter;
+use kube_api::write::carry_out;
+use kube_api::write::term::Term;
+use kube_api::write::writer::ApiWriter;
+use runtime::clock::Clock;
+use runtime::step::outside::Outside;
 use serde_json::{Value, json};
 
 /// How long the writer under test waits.

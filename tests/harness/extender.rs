@@ -6,23 +6,23 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode};
-use gpupack::cli::demo::api_server::ApiServer;
-use gpupack::cli::serve::extender::settings;
-use gpupack::clock::Clock;
-use gpupack::config::file::Config;
-use gpupack::control::shared::app::App;
-use gpupack::hardware::ids::{NodeName, PodUid, PoolName};
-use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu};
-use gpupack::ledger::nodes::state::{Ledger, Settings};
-use gpupack::server::api::server::{Listeners, router, serve_apart};
-use gpupack::server::page::service::Service;
+use cli::demo::api_server::ApiServer;
+use cli::serve::extender::settings;
+use control::shared::app::App;
+use engine::ledger::nodes::state::{Ledger, Settings};
 use http_body_util::BodyExt;
+use kube_api::config::file::Config;
+use runtime::clock::Clock;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use server::api::server::{Listeners, router, serve_apart};
+use server::page::service::Service;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tower::ServiceExt;
+use wire::ids::{NodeName, PodUid, PoolName};
+use wire::units::{HostAmount, MemMib, MilliCpu};
 
 /// Where a replica answers, as plain addresses without a final slash.
 pub(crate) struct Addresses {

@@ -5,31 +5,31 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpupack::hardware::device::{Device, DeviceIndex, DeviceKind, Health, ModelFilter};
-use gpupack::hardware::ids::{MigProfile, ModelName, NodeName, PodUid, PoolName};
-use gpupack::hardware::inventory::NodeInventory;
-use gpupack::hardware::pool::{
+use engine::hardware::inventory::NodeInventory;
+use engine::hardware::pool::{
     Borrow, Enforcement, InstanceUse, MigUse, PoolRule, PoolRules, Replicas,
 };
-use gpupack::hardware::seen::{DeviceUse, ProcessUse};
-use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
-use gpupack::ledger::change::facts::{MoveFact, PodFact};
-use gpupack::ledger::change::reports::NodeReport;
-use gpupack::ledger::nodes::state::Ledger;
-use gpupack::ledger::query::queries::PlacementRequest;
-use gpupack::ledger::suggest::standing::Holder;
-use gpupack::model::event::LedgerEvent;
-use gpupack::model::node_state::NodeState;
-use gpupack::model::policy::Policy;
-use gpupack::model::request::{Amount, GpuRequest, Isolation};
-use gpupack::model::reservation::{Reservation, Tenure};
-use gpupack::report::bodies::Allocation;
-use gpupack::scoring::context::{ScoringContext, TakenList};
-use gpupack::scoring::strategy::{CustomCost, PlacementCost, Strategy as Ranking};
-use gpupack::server::reports::reply::allocation;
-use gpupack::sim::run::policy::SimPolicy;
-use gpupack::waste::compiled_mix::CompiledMix;
+use engine::ledger::change::facts::{MoveFact, PodFact};
+use engine::ledger::change::reports::NodeReport;
+use engine::ledger::nodes::state::Ledger;
+use engine::ledger::query::queries::PlacementRequest;
+use engine::ledger::suggest::standing::Holder;
+use engine::model::event::LedgerEvent;
+use engine::model::node_state::NodeState;
+use engine::model::policy::Policy;
+use engine::model::request::{Amount, GpuRequest, Isolation};
+use engine::model::reservation::{Reservation, Tenure};
+use engine::scoring::context::{ScoringContext, TakenList};
+use engine::scoring::strategy::{CustomCost, PlacementCost, Strategy as Ranking};
+use engine::waste::compiled_mix::CompiledMix;
 use proptest::prelude::*;
+use server::reports::reply::allocation;
+use sim::run::policy::SimPolicy;
+use wire::device::{Device, DeviceIndex, DeviceKind, Health, ModelFilter};
+use wire::ids::{MigProfile, ModelName, NodeName, PodUid, PoolName};
+use wire::report::bodies::Allocation;
+use wire::seen::{DeviceUse, ProcessUse};
+use wire::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
 
 use crate::harness::ledger::{device_id, fraction, host, pod, settings};
 
@@ -170,9 +170,9 @@ pub(crate) fn query() -> impl Strategy<Value = PlacementRequest> {
             gpu,
             host: HostAmount { cpu: MilliCpu::new(cpu), memory: MemMib::new(cpu) },
             host_rule: if is_checked {
-                gpupack::model::fit::HostRule::Checked
+                engine::model::fit::HostRule::Checked
             } else {
-                gpupack::model::fit::HostRule::Trusted
+                engine::model::fit::HostRule::Trusted
             },
             strategy,
         },
@@ -509,14 +509,14 @@ pub(crate) fn snapshot(node: &NodeState) -> String {
             (d.device(), sums, d.health(), d.tenants(), d.neighbors(), d.slots())
         })
         .collect();
-    let is_gone = node.state() == gpupack::model::node_state::NodeReporting::Gone;
+    let is_gone = node.state() == engine::model::node_state::NodeReporting::Gone;
     // of a deleted node only the tenants count
     let rest = (!is_gone).then(|| (node.host_free(), node.pool(), devices));
     format!("{} {:?} {reservations:#?} {rest:#?}", node.name(), node.state())
 }
 
-fn state_name(state: gpupack::model::reservation::ReservationState) -> &'static str {
-    use gpupack::model::reservation::ReservationState;
+fn state_name(state: engine::model::reservation::ReservationState) -> &'static str {
+    use engine::model::reservation::ReservationState;
     match state {
         ReservationState::Assumed { .. } => "assumed",
         ReservationState::Confirmed => "confirmed",

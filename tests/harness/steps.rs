@@ -1,9 +1,9 @@
 //! The shipped core in steps, for tests that set the time themselves.
 
-use gpupack::control::shared::app::App;
-use gpupack::hardware::units::Timestamp;
-use gpupack::step::outside::{Action, Answer, Event};
+use control::shared::app::App;
+use runtime::step::outside::{Action, Answer, Event};
 use serde_json::Value;
+use wire::units::Timestamp;
 
 /// Carries out what the core wants at a time, until it wants nothing more; `answer` is the API server.
 pub(crate) fn carry_out(

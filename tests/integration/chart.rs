@@ -8,11 +8,11 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use gpupack::certificates::{CertificateFiles, Certificates, ClientCheck};
-use gpupack::config::file::Config;
-use gpupack::config::gone;
-use gpupack::config::identity::{AUDIENCE, REPLICA_NAME};
 use k8s_openapi::ByteString;
+use kube_api::config::file::Config;
+use kube_api::config::gone;
+use kube_api::config::identity::{AUDIENCE, REPLICA_NAME};
+use runtime::certificates::{CertificateFiles, Certificates, ClientCheck};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde_json::{Value, json};

@@ -6,9 +6,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::time::Duration;
 
-use gpupack::clock::Clock;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use runtime::clock::Clock;
 
 #[path = "../fuzz/targets/mod.rs"]
 mod targets;

@@ -41,11 +41,11 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-use gpupack::hardware::ids::PodUid;
-use gpupack::step::outside::{Answer, CallId, Event, Lost};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
+use runtime::step::outside::{Answer, CallId, Event, Lost};
 use serde_json::Value;
+use wire::ids::PodUid;
 
 use agents::Reply;
 use api::{Api, Template};
@@ -492,7 +492,7 @@ fn fail(failing: &Settings) -> ! {
 /// environment requests all.
 #[expect(clippy::print_stdout, reason = "it shows how far it is")]
 fn run_each(all: &[Settings]) -> Ran {
-    let clock = gpupack::clock::Clock::start();
+    let clock = runtime::clock::Clock::start();
     let next = AtomicUsize::new(0);
     let is_digested = settings::text("SIM_DIGEST").is_some();
     let work = || {

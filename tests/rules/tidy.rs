@@ -6,20 +6,18 @@ use std::io::Write;
 use std::path::{Component, Path, PathBuf};
 
 use crate::source::{SourceFile, files, words};
-use gpupack::agent::gpu::probe::Sample;
-use gpupack::agent::node::metrics::AgentMetrics;
-use gpupack::api::condition::DeviceFault;
-use gpupack::api::state::DeviceKind;
-use gpupack::config::file::Config;
-use gpupack::hardware::ids::{MigProfile, ModelName, PoolName};
-use gpupack::metrics::demand::{AccountUse, Queue, TeamFigures};
-use gpupack::metrics::fleet::Fleet;
-use gpupack::metrics::mig::{MakeResult, MigFigures};
-use gpupack::metrics::registry::Metrics;
-use gpupack::report::bodies::{
-    AllocatedDevice, Allocation, AllocationState, DeviceReport, DeviceUse,
-};
-use gpupack::scoring::efficiency::Figures;
+use agent::gpu::probe::Sample;
+use agent::node::metrics::AgentMetrics;
+use control::metrics::demand::{AccountUse, Queue, TeamFigures};
+use control::metrics::fleet::Fleet;
+use control::metrics::mig::{MakeResult, MigFigures};
+use control::metrics::registry::Metrics;
+use engine::scoring::efficiency::Figures;
+use kube_api::config::file::Config;
+use wire::api::condition::DeviceFault;
+use wire::api::state::DeviceKind;
+use wire::ids::{MigProfile, ModelName, PoolName};
+use wire::report::bodies::{AllocatedDevice, Allocation, AllocationState, DeviceReport, DeviceUse};
 
 /// A file of the product with more lines is reported: it may hold two things.
 const SRC_LINES: usize = 450;

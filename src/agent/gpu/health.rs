@@ -1,6 +1,6 @@
 //! Whether a GPU may take new tenants, by the driver's events and recovery actions.
 //!
-//! Pure: [`crate::agent::nvml::probe`] passes in what the driver reports. An Xid that is not an
+//! Pure: [`crate::nvml::probe`] passes in what the driver reports. An Xid that is not an
 //! application's fault makes the GPU, or the MIG instance that it names, unhealthy. It is healthy
 //! again only when the driver says so: after it requested an action and no longer does, or after
 //! the driver was loaded again. Time alone changes nothing. If the driver reports the action that
@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::api::condition::DeviceFault;
+use wire::api::condition::DeviceFault;
 
 /// Xids that an application causes and that affect only it. NVIDIA's device plugin and DRA driver
 /// ignore the same ones.

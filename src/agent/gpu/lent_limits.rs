@@ -11,11 +11,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::agent::gpu::standing::StandingOrders;
-use crate::hardware::ids::MAX_DEVICE_MEMORY;
-use crate::hardware::units::Timestamp;
-use crate::mutation::{Mutation, mutated};
-use crate::report::bodies::{GpuLimits, LimitOrders, LimitsInForce, NumberedGpu};
+use crate::gpu::standing::StandingOrders;
+use wire::ids::MAX_DEVICE_MEMORY;
+use wire::mutation::{Mutation, mutated};
+use wire::report::bodies::{GpuLimits, LimitOrders, LimitsInForce, NumberedGpu};
+use wire::units::Timestamp;
 
 /// Smaller differences of a limit count as none: a driver may round it.
 const STEP_BYTES: u64 = 1 << 20;

@@ -1,18 +1,18 @@
 //! A probe reads the devices of a node.
 //!
-//! One is [`crate::agent::nvml::probe`]; `gpupack agent --simulate` and the demo have others. A probe
-//! only reads. [`crate::agent::node::run`] decides what is sent, when and to whom.
+//! One is [`crate::nvml::probe`]; `gpupack agent --simulate` and the demo have others. A probe
+//! only reads. [`crate::node::run`] decides what is sent, when and to whom.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::agent::gpu::health::XidCounts;
-use crate::api::condition::DeviceFault;
-use crate::hardware::units::Timestamp;
-use crate::report::bodies::{
+use crate::gpu::health::XidCounts;
+use wire::api::condition::DeviceFault;
+use wire::report::bodies::{
     Allocation, DeviceReport, DeviceUse, DriverReport, LimitsInForce, MigFailure,
 };
+use wire::units::Timestamp;
 
 /// Whether to list processes. Listing costs milliseconds under a lock of the driver that also
 /// stalls the workloads, so it is done less often than reading memory.
@@ -58,7 +58,7 @@ impl Sample {
     }
 
     /// This sample without its lists of processes.
-    pub(crate) fn without_lists(mut self) -> Self {
+    pub fn without_lists(mut self) -> Self {
         for device in &mut self.uses {
             device.processes = None;
             device.tenants.clear();

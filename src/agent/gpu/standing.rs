@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::hardware::units::Timestamp;
-use crate::mutation::{Mutation, mutated};
-use crate::report::bodies::{LimitOrders, MigOrders};
+use wire::mutation::{Mutation, mutated};
+use wire::report::bodies::{LimitOrders, MigOrders};
+use wire::units::Timestamp;
 
 /// How long a term counts after its last reply. A single extender takes its term from the clock, which may
 /// have been set back when it starts again; and no leader gives orders for so long after its term.
@@ -107,7 +107,7 @@ impl<O: Orders> StandingOrders<O> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::bodies::MakeInstance;
+    use wire::report::bodies::MakeInstance;
 
     fn orders(term: u64, start: u32) -> MigOrders {
         let (gpu, profile) = ("GPU-a".to_owned(), "1g.10gb".to_owned());

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::agent::mig::plan::{Obstacle, Order, Plan};
-use crate::hardware::units::Timestamp;
-use crate::report::bodies::MigFailure;
-use crate::report::limits::{MAX_MIG_ERROR_BYTES, MAX_MIG_FAILURES};
+use crate::mig::plan::{Obstacle, Order, Plan};
+use wire::report::bodies::MigFailure;
+use wire::report::limits::{MAX_MIG_ERROR_BYTES, MAX_MIG_FAILURES};
+use wire::units::Timestamp;
 
 /// Pause before an order is tried again; it doubles with each failure.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -83,8 +83,8 @@ fn sentence(error: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agent::mig::plan::{Step, Unfinished, Units, Work};
-    use crate::report::bodies::MakeInstance;
+    use crate::mig::plan::{Step, Unfinished, Units, Work};
+    use wire::report::bodies::MakeInstance;
 
     fn order(start: u32) -> Order {
         let (gpu, profile) = ("GPU-a".to_owned(), "1g.10gb".to_owned());

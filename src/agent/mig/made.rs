@@ -12,10 +12,10 @@ use std::io;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use crate::agent::mig::plan::{GpuLayout, Unfinished};
-use crate::api::state::DeviceKind;
-use crate::mutation::{Mutation, mutated};
-use crate::report::bodies::{DeviceReport, MigOrders};
+use crate::mig::plan::{GpuLayout, Unfinished};
+use wire::api::state::DeviceKind;
+use wire::mutation::{Mutation, mutated};
+use wire::report::bodies::{DeviceReport, MigOrders};
 
 /// Name of the file in its folder.
 const FILE: &str = "made.json";

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
-use crate::agent::gpu::standing::StandingOrders;
-use crate::agent::mig::made::MadeInstances;
-use crate::hardware::units::Timestamp;
-use crate::report::bodies::{DeviceReport, MigFailure, MigOrders, MigPromises};
-use crate::report::limits::MAX_MIG_PROMISES;
+use crate::gpu::standing::StandingOrders;
+use crate::mig::made::MadeInstances;
+use wire::report::bodies::{DeviceReport, MigFailure, MigOrders, MigPromises};
+use wire::report::limits::MAX_MIG_PROMISES;
+use wire::units::Timestamp;
 
 /// MIG on demand on this node; a handle, cheap to copy. Its locks are short: no call of the driver
 /// is made under one, and none is held across an await.

@@ -6,8 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::api::state::MigPlacement;
-use crate::report::bodies::{MakeInstance, MigFailure, MigOrders, MigProfileReport};
+use wire::api::state::MigPlacement;
+use wire::report::bodies::{MakeInstance, MigFailure, MigOrders, MigProfileReport};
 
 /// A GPU and its MIG instances, as NVML shows them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

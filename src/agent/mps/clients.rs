@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::agent::processes::mounts::Mounts;
+use crate::processes::mounts::Mounts;
 
 /// Most bytes of an environment that are read. Thousands of services make a few hundred KiB.
 const MAX_ENVIRONMENT_BYTES: u64 = 2 << 20;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 
-use crate::api::condition::MpsState;
+use wire::api::condition::MpsState;
 
 /// Longest time of one command.
 const TIMEOUT: Duration = Duration::from_secs(2);

@@ -16,15 +16,15 @@ use tokio::process::Child;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 
-use crate::agent::mps::clients::Unanswered;
-use crate::agent::mps::control::Control;
-use crate::agent::mps::{clients, memory};
-use crate::agent::processes::pods::PodsByProcess;
-use crate::api::condition::MpsState;
-use crate::api::state::DeviceKind;
-use crate::clock::Clock;
-use crate::hardware::units::Timestamp;
-use crate::report::bodies::DeviceReport;
+use crate::mps::clients::Unanswered;
+use crate::mps::control::Control;
+use crate::mps::{clients, memory};
+use crate::processes::pods::PodsByProcess;
+use runtime::clock::Clock;
+use wire::api::condition::MpsState;
+use wire::api::state::DeviceKind;
+use wire::report::bodies::DeviceReport;
+use wire::units::Timestamp;
 
 /// Time between two checks of a daemon: the same as between two regular lists of processes.
 pub const QUERY_EVERY: Duration = Duration::from_secs(5);

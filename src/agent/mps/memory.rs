@@ -23,8 +23,8 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use crate::agent::processes::mounts::{Mounts, Place};
-use crate::clock::Clock;
+use crate::processes::mounts::{Mounts, Place};
+use runtime::clock::Clock;
 
 /// Most entries removed or moved at once; the rest follows the next time.
 const MAX_REMOVED: usize = 10_000;

@@ -9,9 +9,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::agent::gpu::probe::{ProcessSampling, Sample};
-use crate::hardware::units::Timestamp;
-use crate::report::bodies::{Allocation, AllocationState};
+use crate::gpu::probe::{ProcessSampling, Sample};
+use wire::report::bodies::{Allocation, AllocationState};
+use wire::units::Timestamp;
 
 /// Longest time between two lists of processes.
 const LIST_EVERY: Duration = Duration::from_secs(5);
@@ -124,8 +124,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::api::condition::DeviceFault;
-    use crate::report::bodies::{AllocatedDevice, DeviceUse};
+    use wire::api::condition::DeviceFault;
+    use wire::report::bodies::{AllocatedDevice, DeviceUse};
 
     fn allocation(state: AllocationState) -> Allocation {
         let part =

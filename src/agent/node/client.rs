@@ -9,11 +9,11 @@ use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};
 use hyper::{Request, StatusCode};
 use tokio::sync::Semaphore;
 
-use crate::agent::node::session::Answer;
-use crate::api::error::{Error, ErrorReason};
-use crate::certificates::ServerProof;
-use crate::http_client::{HttpClient, address_with};
-use crate::report::bodies::{MAX_BODY_BYTES, Reply, Report, report_path};
+use crate::node::session::Answer;
+use runtime::certificates::ServerProof;
+use runtime::http_client::{HttpClient, address_with};
+use wire::api::error::{Error, ErrorReason};
+use wire::report::bodies::{MAX_BODY_BYTES, Reply, Report, report_path};
 
 /// Longest time from the first byte to the last. A slower extender counts as away.
 const TIMEOUT: Duration = Duration::from_secs(5);

@@ -6,13 +6,13 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
-use crate::agent::gpu::lent_limits::LentLimits;
-use crate::agent::mig::on_demand::MigOnDemand;
-use crate::agent::node::client::{ExtenderClient, Proof};
-use crate::agent::node::metrics::AgentMetrics;
-use crate::agent::node::replicas::Resolver;
-use crate::agent::node::session::{Contact, NodeAllocations};
-use crate::clock::Clock;
+use crate::gpu::lent_limits::LentLimits;
+use crate::mig::on_demand::MigOnDemand;
+use crate::node::client::{ExtenderClient, Proof};
+use crate::node::metrics::AgentMetrics;
+use crate::node::replicas::Resolver;
+use crate::node::session::{Contact, NodeAllocations};
+use runtime::clock::Clock;
 
 /// The configuration of an agent, whatever it reports.
 #[derive(Clone, Debug)]

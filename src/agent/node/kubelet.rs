@@ -23,10 +23,10 @@ use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 use tower::service_fn;
 
-use crate::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
-use crate::api::condition::DeviceFault;
-use crate::hardware::units::Timestamp;
-use crate::report::bodies::Allocation;
+use crate::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
+use wire::api::condition::DeviceFault;
+use wire::report::bodies::Allocation;
+use wire::units::Timestamp;
 
 /// Path of kubelet's socket.
 pub const SOCKET: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";

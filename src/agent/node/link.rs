@@ -6,13 +6,13 @@ use std::time::Duration;
 use rand::Rng;
 use tokio::sync::watch;
 
-use crate::agent::gpu::probe::Sample;
-use crate::agent::mig::on_demand::MigOnDemand;
-use crate::agent::node::config::{Extender, Node};
-use crate::agent::node::session::{Answer, ContactChange, Next, Session};
-use crate::clock::Clock;
-use crate::hardware::units::Timestamp;
-use crate::report::bodies::Report;
+use crate::gpu::probe::Sample;
+use crate::mig::on_demand::MigOnDemand;
+use crate::node::config::{Extender, Node};
+use crate::node::session::{Answer, ContactChange, Next, Session};
+use runtime::clock::Clock;
+use wire::report::bodies::Report;
+use wire::units::Timestamp;
 
 /// Reports one node to one extender.
 pub(crate) struct Link {

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use prometheus::{Encoder, GaugeVec, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder};
 
-use crate::agent::gpu::probe::Sample;
-use crate::hardware::units::Share;
-use crate::hardware::units::busy_part;
-use crate::report::bodies::{Allocation, DeviceReport, DeviceUse, ProcessUse};
+use crate::gpu::probe::Sample;
+use wire::report::bodies::{Allocation, DeviceReport, DeviceUse, ProcessUse};
+use wire::units::Share;
+use wire::units::busy_part;
 
 /// Labels of every series of a GPU.
 const LABELS: [&str; 4] = ["UUID", "gpu", "Hostname", "model"];

@@ -18,7 +18,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
-use crate::agent::node::metrics::AgentMetrics;
+use crate::node::metrics::AgentMetrics;
 
 /// Connections at a time. A further one takes the place of the oldest: a scrape takes milliseconds.
 const PLACES: usize = 32;

@@ -16,8 +16,8 @@ use hyper::Uri;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::agent::node::client::AddressError;
-use crate::http_client::address_with;
+use crate::node::client::AddressError;
+use runtime::http_client::address_with;
 
 /// Time between two looks at a name.
 const LOOK_EVERY: Duration = Duration::from_secs(5);

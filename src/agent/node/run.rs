@@ -14,14 +14,14 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
-use crate::agent::gpu::probe::{Probe, Sample};
-use crate::agent::node::client::{AddressError, ExtenderClient};
-use crate::agent::node::config::{AgentConfig, Extender, Node};
-use crate::agent::node::link::Link;
-use crate::agent::node::replicas::{Family, Target};
-use crate::agent::node::sampler::Sampler;
-use crate::agent::node::session::Session;
-use crate::hardware::units::Timestamp;
+use crate::gpu::probe::{Probe, Sample};
+use crate::node::client::{AddressError, ExtenderClient};
+use crate::node::config::{AgentConfig, Extender, Node};
+use crate::node::link::Link;
+use crate::node::replicas::{Family, Target};
+use crate::node::sampler::Sampler;
+use crate::node::session::Session;
+use wire::units::Timestamp;
 
 /// How long an address that no name resolves to any more keeps its reports, if it answers.
 const ABSENT_FOR: Duration = Duration::from_secs(60);

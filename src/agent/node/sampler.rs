@@ -11,12 +11,12 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
-use crate::agent::node::cadence::Cadence;
-use crate::agent::node::config::{AgentConfig, Node};
-use crate::agent::node::metrics::AgentMetrics;
-use crate::clock::Clock;
-use crate::report::bodies::{Allocation, AllocationState, DeviceUse};
+use crate::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
+use crate::node::cadence::Cadence;
+use crate::node::config::{AgentConfig, Node};
+use crate::node::metrics::AgentMetrics;
+use runtime::clock::Clock;
+use wire::report::bodies::{Allocation, AllocationState, DeviceUse};
 
 /// How long a read may take before its devices count as unknown: longer than the library takes to
 /// open on nodes of 16 GPUs, shorter than the time after which an extender calls a node silent.

@@ -1,4 +1,4 @@
-//! What to send next to an extender: the pure half of the conversation in [`crate::report::bodies`].
+//! What to send next to an extender: the pure half of the conversation in [`wire::report::bodies`].
 //!
 //! There is one [`Session`] for each pair of node and extender. [`NodeAllocations`] merges the answers of
 //! all extenders of one node. Neither does I/O or reads a clock.
@@ -7,13 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::agent::gpu::probe::Sample;
-use crate::agent::node::cadence::MEMORY_STEP_MIB;
-use crate::api::kind::{ApiVersion, ReportKind};
-use crate::hardware::units::Timestamp;
-use crate::report::bodies::{
+use crate::gpu::probe::Sample;
+use crate::node::cadence::MEMORY_STEP_MIB;
+use wire::api::kind::{ApiVersion, ReportKind};
+use wire::report::bodies::{
     Allocation, AllocationState, DeviceReport, DeviceUse, DriverReport, Outcome, Reply, Report,
 };
+use wire::units::Timestamp;
 
 /// Pause after the first failure; it doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);

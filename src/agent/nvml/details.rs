@@ -8,12 +8,12 @@ use nvml_wrapper::struct_wrappers::device::PciInfo;
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::NVML_AFFINITY_SCOPE_NODE;
 
-use crate::agent::nvml::limits::MemoryLimits;
-use crate::agent::nvml::raw;
-use crate::agent::nvml::trouble::{Trouble, unless_lost};
-use crate::agent::processes::pods::CGROUP_ROOT;
-use crate::api::state::{MigPlacement, Neighbor};
-use crate::report::bodies::{DeviceReport, DriverReport};
+use crate::nvml::limits::MemoryLimits;
+use crate::nvml::raw;
+use crate::nvml::trouble::{Trouble, unless_lost};
+use crate::processes::pods::CGROUP_ROOT;
+use wire::api::state::{MigPlacement, Neighbor};
+use wire::report::bodies::{DeviceReport, DriverReport};
 
 /// Most NVLinks of a GPU that are read; NVIDIA's own constant says 18.
 const LINKS_MAX: u32 = 36;

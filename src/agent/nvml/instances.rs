@@ -9,15 +9,13 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::NVML_GPU_INSTANCE_PROFILE_COUNT;
 
-use crate::agent::gpu::probe::ProbeError;
-use crate::agent::mig::plan::{
-    GpuInstance, GpuLayout, Layouts, NumberedProfile, Step, Units, Work,
-};
-use crate::agent::nvml::raw::ProcessList;
-use crate::agent::nvml::trouble::library_error;
-use crate::agent::nvml::{raw, raw_mig};
-use crate::report::bodies::MigProfileReport;
-use crate::report::limits::{MAX_MIG_PROFILES, MAX_MIG_STARTS};
+use crate::gpu::probe::ProbeError;
+use crate::mig::plan::{GpuInstance, GpuLayout, Layouts, NumberedProfile, Step, Units, Work};
+use crate::nvml::raw::ProcessList;
+use crate::nvml::trouble::library_error;
+use crate::nvml::{raw, raw_mig};
+use wire::report::bodies::MigProfileReport;
+use wire::report::limits::{MAX_MIG_PROFILES, MAX_MIG_STARTS};
 
 /// NVML's code for a change for which there is no room.
 const INSUFFICIENT_RESOURCES: u32 = 23;

@@ -6,8 +6,8 @@ use std::path::Path;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 
-use crate::agent::gpu::probe::ProbeError;
-use crate::agent::nvml::trouble::library_error;
+use crate::gpu::probe::ProbeError;
+use crate::nvml::trouble::library_error;
 
 /// The library by default; the loader's search path applies.
 pub(crate) const LIBRARY: &str = "libnvidia-ml.so.1";

@@ -16,10 +16,10 @@ use nvml_wrapper::error::{NvmlError, nvml_try};
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlReturn_t};
 
-use crate::agent::gpu::lent_limits::{GroupLimit, LimitDriver, SetLimit};
-use crate::agent::processes::pods::PodsByProcess;
-use crate::hardware::ids::MAX_DEVICE_MEMORY;
-use crate::report::bodies::{ProcessUse, TenantReport};
+use crate::gpu::lent_limits::{GroupLimit, LimitDriver, SetLimit};
+use crate::processes::pods::PodsByProcess;
+use wire::ids::MAX_DEVICE_MEMORY;
+use wire::report::bodies::{ProcessUse, TenantReport};
 
 /// NVML's value for a control group without a limit.
 const UNLIMITED: u64 = u64::MAX;

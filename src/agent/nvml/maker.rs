@@ -11,17 +11,17 @@ use std::time::Duration;
 use nvml_wrapper::Nvml;
 use tokio::sync::watch;
 
-use crate::agent::gpu::probe::ProbeError;
-use crate::agent::mig::attempts::Attempts;
-use crate::agent::mig::on_demand::MigOnDemand;
-use crate::agent::mig::plan;
-use crate::agent::mig::plan::{GpuLayout, Layouts, Order, Plan, Step, Unfinished};
-use crate::agent::nvml::instances;
-use crate::agent::nvml::instances::KnownProfiles;
-use crate::agent::nvml::library::{LIBRARY, open};
-use crate::clock::Clock;
-use crate::hardware::units::Timestamp;
-use crate::report::bodies::MigOrders;
+use crate::gpu::probe::ProbeError;
+use crate::mig::attempts::Attempts;
+use crate::mig::on_demand::MigOnDemand;
+use crate::mig::plan;
+use crate::mig::plan::{GpuLayout, Layouts, Order, Plan, Step, Unfinished};
+use crate::nvml::instances;
+use crate::nvml::instances::KnownProfiles;
+use crate::nvml::library::{LIBRARY, open};
+use runtime::clock::Clock;
+use wire::report::bodies::MigOrders;
+use wire::units::Timestamp;
 
 /// Time between two looks at the instances while orders stand: others may change them.
 const LOOK_EVERY: Duration = Duration::from_secs(5);

@@ -12,28 +12,28 @@ use std::time::Duration;
 
 use nvml_wrapper::Nvml;
 
-use crate::agent::gpu::health::GpuHealth;
-use crate::agent::gpu::lent_limits::{Containers, LentLimits};
-use crate::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
-use crate::agent::mig::on_demand::MigOnDemand;
-use crate::agent::mig::plan::NumberedProfile;
-use crate::agent::mps::daemons::MpsDaemons;
-use crate::agent::nvml::details::Details;
-use crate::agent::nvml::library::LIBRARY;
-use crate::agent::nvml::limits::{MemoryLimits, OpenDriver};
-use crate::agent::nvml::raw::EventSet;
-use crate::agent::nvml::sweep::{Failure, Seen, Sweep, Sweeper};
-use crate::agent::nvml::trouble::{Trouble, unless_unsupported};
-use crate::agent::nvml::utilization::Utilization;
-use crate::agent::nvml::{details, instances, library};
-use crate::agent::processes::draining::Draining;
-use crate::agent::processes::pods::PodsByProcess;
-use crate::agent::processes::watched::Watched;
-use crate::api::condition::DeviceFault;
-use crate::api::state::DeviceKind;
-use crate::hardware::ids::{MAX_DEVICES_PER_NODE, PodUid};
-use crate::hardware::units::Timestamp;
-use crate::report::bodies::{Allocation, DeviceReport, DeviceUse, DriverReport, MigProfileReport};
+use crate::gpu::health::GpuHealth;
+use crate::gpu::lent_limits::{Containers, LentLimits};
+use crate::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
+use crate::mig::on_demand::MigOnDemand;
+use crate::mig::plan::NumberedProfile;
+use crate::mps::daemons::MpsDaemons;
+use crate::nvml::details::Details;
+use crate::nvml::library::LIBRARY;
+use crate::nvml::limits::{MemoryLimits, OpenDriver};
+use crate::nvml::raw::EventSet;
+use crate::nvml::sweep::{Failure, Seen, Sweep, Sweeper};
+use crate::nvml::trouble::{Trouble, unless_unsupported};
+use crate::nvml::utilization::Utilization;
+use crate::nvml::{details, instances, library};
+use crate::processes::draining::Draining;
+use crate::processes::pods::PodsByProcess;
+use crate::processes::watched::Watched;
+use wire::api::condition::DeviceFault;
+use wire::api::state::DeviceKind;
+use wire::ids::{MAX_DEVICES_PER_NODE, PodUid};
+use wire::report::bodies::{Allocation, DeviceReport, DeviceUse, DriverReport, MigProfileReport};
+use wire::units::Timestamp;
 
 /// How long the library stays open while a GPU is lost or needs a reset. An open library does not
 /// see the effect of a reset, and prevents some resets. Opening takes a short time, for all GPUs.

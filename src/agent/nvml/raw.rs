@@ -22,9 +22,9 @@ use nvml_wrapper_sys::bindings::{
     nvmlProcessInfo_t,
 };
 
-use crate::agent::gpu::health::Event;
-use crate::api::state::MigPlacement;
-use crate::report::limits::MAX_PROCESSES_PER_DEVICE;
+use crate::gpu::health::Event;
+use wire::api::state::MigPlacement;
+use wire::report::limits::MAX_PROCESSES_PER_DEVICE;
 
 /// Room for processes at first: more than a GPU in use has.
 const PROCESSES_EXPECTED: usize = 256;

@@ -19,8 +19,8 @@ use nvml_wrapper_sys::bindings::{
     nvmlGpuInstanceProfileInfo_v2_t,
 };
 
-use crate::agent::mig::plan::Units;
-use crate::agent::nvml::raw::symbol;
+use crate::mig::plan::Units;
+use crate::nvml::raw::symbol;
 
 /// Room for handles of instances: more than any GPU has of one profile.
 const HANDLES: usize = 64;

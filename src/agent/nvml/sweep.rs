@@ -8,24 +8,22 @@ use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper::sys_exports::field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION;
 use nvml_wrapper::{Device, Nvml};
 
-use crate::agent::gpu::health::{GpuHealth, RecoveryAction};
-use crate::agent::gpu::probe::{ProbeError, ProcessSampling};
-use crate::agent::mps::daemons::MpsDaemons;
-use crate::agent::nvml::details::Details;
-use crate::agent::nvml::limits::{Listed, MemoryLimits};
-use crate::agent::nvml::raw::{EventSet, ProcessList};
-use crate::agent::nvml::trouble::{
-    Trouble, library_error, required, unless_lost, unless_unsupported,
-};
-use crate::agent::nvml::utilization::Utilization;
-use crate::agent::nvml::{instances, limits, raw, utilization};
-use crate::agent::processes::pods::PodsByProcess;
-use crate::api::condition::{DeviceFault, MpsState};
-use crate::api::state::DeviceKind;
-use crate::hardware::ids::MAX_DEVICES_PER_NODE;
-use crate::hardware::units::Timestamp;
-use crate::report::bodies::{DeviceReport, DeviceUse, MigProfileReport, ProcessUse};
-use crate::report::limits::MAX_PROCESSES_PER_DEVICE;
+use crate::gpu::health::{GpuHealth, RecoveryAction};
+use crate::gpu::probe::{ProbeError, ProcessSampling};
+use crate::mps::daemons::MpsDaemons;
+use crate::nvml::details::Details;
+use crate::nvml::limits::{Listed, MemoryLimits};
+use crate::nvml::raw::{EventSet, ProcessList};
+use crate::nvml::trouble::{Trouble, library_error, required, unless_lost, unless_unsupported};
+use crate::nvml::utilization::Utilization;
+use crate::nvml::{instances, limits, raw, utilization};
+use crate::processes::pods::PodsByProcess;
+use wire::api::condition::{DeviceFault, MpsState};
+use wire::api::state::DeviceKind;
+use wire::ids::MAX_DEVICES_PER_NODE;
+use wire::report::bodies::{DeviceReport, DeviceUse, MigProfileReport, ProcessUse};
+use wire::report::limits::MAX_PROCESSES_PER_DEVICE;
+use wire::units::Timestamp;
 
 /// NVML counts bytes.
 const BYTES_PER_MIB: u64 = 1 << 20;

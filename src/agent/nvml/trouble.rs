@@ -2,8 +2,8 @@
 
 use nvml_wrapper::error::NvmlError;
 
-use crate::agent::gpu::probe::ProbeError;
-use crate::api::condition::DeviceFault;
+use crate::gpu::probe::ProbeError;
+use wire::api::condition::DeviceFault;
 
 /// The meaning of a failed call.
 #[derive(Debug)]

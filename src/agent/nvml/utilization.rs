@@ -6,8 +6,8 @@ use std::time::Duration;
 use nvml_wrapper::Device;
 use nvml_wrapper::error::NvmlError;
 
-use crate::agent::nvml::trouble::{Trouble, unless_lost};
-use crate::hardware::units::Timestamp;
+use crate::nvml::trouble::{Trouble, unless_lost};
+use wire::units::Timestamp;
 
 /// Least time between two reads about a GPU. While a pod drains, lists are read more often than the
 /// driver takes samples. A list without a new sample would show all pods as idle.

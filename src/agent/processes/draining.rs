@@ -6,12 +6,12 @@
 
 use std::collections::BTreeMap;
 
-use crate::agent::processes::pods::{
+use crate::processes::pods::{
     MAX_CGROUP_BYTES, MAX_STAT_BYTES, PodsByProcess, is_running, pod_in_cgroup, read_lossily,
 };
-use crate::hardware::ids::PodUid;
-use crate::report::bodies::{Allocation, AllocationState, DeviceUse, ProcessUse};
-use crate::report::limits::MAX_PROCESSES_PER_DEVICE;
+use wire::ids::PodUid;
+use wire::report::bodies::{Allocation, AllocationState, DeviceUse, ProcessUse};
+use wire::report::limits::MAX_PROCESSES_PER_DEVICE;
 
 /// The pods that drain on one node.
 #[derive(Debug, Default)]
@@ -90,8 +90,8 @@ pub(crate) fn running(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::condition::DeviceFault;
-    use crate::report::bodies::AllocatedDevice;
+    use wire::api::condition::DeviceFault;
+    use wire::report::bodies::AllocatedDevice;
 
     const UID: &str = "0d5ab2f3-58e1-4f5c-9a4b-1c7d3c1e8f00";
     const OTHER: &str = "9f8e7d6c5b4a39281706f5e4d3c2b1a0";

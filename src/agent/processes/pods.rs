@@ -11,8 +11,8 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use crate::agent::gpu::lent_limits::{Containers, SetLimit};
-use crate::hardware::ids::PodUid;
+use crate::gpu::lent_limits::{Containers, SetLimit};
+use wire::ids::PodUid;
 
 /// Most bytes of a cgroup file that are read: one line per controller, each a path.
 pub(crate) const MAX_CGROUP_BYTES: u64 = 64 << 10;

@@ -6,10 +6,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::agent::processes::draining::running;
-use crate::agent::processes::pods::{BootTicks, PodsByProcess};
-use crate::hardware::ids::PodUid;
-use crate::report::bodies::{Allocation, AllocationState, DeviceUse};
+use crate::processes::draining::running;
+use crate::processes::pods::{BootTicks, PodsByProcess};
+use wire::ids::PodUid;
+use wire::report::bodies::{Allocation, AllocationState, DeviceUse};
 
 /// Most processes of a node that are watched: one read of a small file each in every period.
 const MAX_WATCHED: usize = 256;
@@ -80,8 +80,8 @@ impl Watched {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::condition::DeviceFault;
-    use crate::report::bodies::ProcessUse;
+    use wire::api::condition::DeviceFault;
+    use wire::report::bodies::ProcessUse;
 
     /// A process table with these processes: id, state and start.
     fn table(processes: &[(u32, char, u64)]) -> (tempfile::TempDir, PodsByProcess) {

@@ -15,12 +15,12 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use crate::api::error::ErrorReason;
-use crate::causes::with_causes;
-use crate::cli::base::failure::Failure;
-use crate::http_client::{HttpClient, plain_address};
-use crate::server::api::resources::RESOURCE_PATH;
-use crate::server::http::browser::CLIENT_HEADER;
+use crate::base::failure::Failure;
+use runtime::causes::with_causes;
+use runtime::http_client::{HttpClient, plain_address};
+use server::api::resources::RESOURCE_PATH;
+use server::http::browser::CLIENT_HEADER;
+use wire::api::error::ErrorReason;
 
 /// How requests identify the client.
 const CLIENT: &str = concat!("gpupack/", env!("CARGO_PKG_VERSION"));

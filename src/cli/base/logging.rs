@@ -9,9 +9,9 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, fmt, reload};
 
-use crate::config::file::LogFormat;
-use crate::config::values::log_filter;
-use crate::server::page::service::SetLogLevel;
+use kube_api::config::file::LogFormat;
+use kube_api::config::values::log_filter;
+use server::page::service::SetLogLevel;
 
 /// Flags about log lines.
 #[derive(Clone, Debug, Default, Args)]

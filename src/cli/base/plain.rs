@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
-use crate::cli::base::failure::{Failure, clean, is_hidden};
+use crate::base::failure::{Failure, clean, is_hidden};
 
 /// Columns at which sentences wrap.
 const WIDTH: usize = 80;

@@ -13,9 +13,9 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::causes::{shown_long, with_causes};
-use crate::cli::base::connect::{ApiServerArgs, is_name, said};
-use crate::cli::base::failure::Failure;
+use crate::base::connect::{ApiServerArgs, is_name, said};
+use crate::base::failure::Failure;
+use runtime::causes::{shown_long, with_causes};
 
 /// Objects per page, the same as `kubectl` uses.
 const PAGE: usize = 500;

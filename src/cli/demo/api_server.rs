@@ -17,19 +17,19 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
-use crate::clock::Clock;
-use crate::config::file::Config;
-use crate::control::shared::app::App;
-use crate::hardware::ids::PodUid;
-use crate::kube_api::pod::seen_pod::SeenPod;
-use crate::kube_api::pod::watch::{PodWatch, WatchEvent};
-use crate::kube_api::request::placement::FenceWriter;
-use crate::kube_api::write::carry_out;
-use crate::kube_api::write::events::notices;
-use crate::kube_api::write::term::Term;
-use crate::kube_api::write::writer::ApiWriter;
-use crate::ledger::nodes::state::Ledger;
-use crate::step::outside::Outside;
+use control::shared::app::App;
+use engine::ledger::nodes::state::Ledger;
+use kube_api::config::file::Config;
+use kube_api::pod::seen_pod::SeenPod;
+use kube_api::pod::watch::{PodWatch, WatchEvent};
+use kube_api::request::placement::FenceWriter;
+use kube_api::write::carry_out;
+use kube_api::write::events::notices;
+use kube_api::write::term::Term;
+use kube_api::write::writer::ApiWriter;
+use runtime::clock::Clock;
+use runtime::step::outside::Outside;
+use wire::ids::PodUid;
 
 /// Most bytes of all annotations of a pod.
 const MOST_ANNOTATIONS: usize = 256 << 10;

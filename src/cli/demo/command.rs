@@ -20,42 +20,42 @@ use clap::Args;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 
-use crate::agent::gpu::probe::{Probe, ProcessSampling};
-use crate::agent::node::client::Proof;
-use crate::agent::node::config::AgentConfig;
-use crate::agent::node::metrics::AgentMetrics;
-use crate::agent::node::metrics_port;
-use crate::agent::node::replicas::Resolver;
-use crate::agent::node::session::Session;
-use crate::cli::base::logging;
-use crate::cli::base::logging::LogArgs;
-use crate::cli::base::plain::Output;
-use crate::cli::demo::api_server::ApiServer;
-use crate::cli::demo::drive::{Arrivals, Drive, Figures};
-use crate::cli::demo::kubelet::Kubelet;
-use crate::cli::demo::pods::{lending, pools, shares};
-use crate::cli::demo::scheduler;
-use crate::cli::demo::scheduler::Scheduler;
-use crate::cli::demo::summary;
-use crate::cli::demo::summary::progress;
-use crate::cli::simulated::fleet::Fleet;
-use crate::cli::simulated::probe::SimulatedProbe;
-use crate::cli::simulated::programs::Programs;
-use crate::cli::simulated::run::{run_fleet, run_probes};
-use crate::clock::Clock;
-use crate::config::file::Config;
-use crate::config::pods::quota::SharesConfig;
-use crate::control::shared::app::App;
-use crate::hardware::ids::PoolName;
-use crate::hardware::pool::PoolRules;
-use crate::hardware::units::Share;
-use crate::kube_api::request::quantity::parse_fraction;
-use crate::ledger::nodes::state::Ledger;
-use crate::model::node_state::NodeReporting;
-use crate::server::api::server::{ALL_PATHS, all_routes, guarded, serve};
-use crate::server::api::{background, reports};
-use crate::server::http::respond::refusal;
-use crate::server::page::service::{Service, SetLogLevel};
+use crate::base::logging;
+use crate::base::logging::LogArgs;
+use crate::base::plain::Output;
+use crate::demo::api_server::ApiServer;
+use crate::demo::drive::{Arrivals, Drive, Figures};
+use crate::demo::kubelet::Kubelet;
+use crate::demo::pods::{lending, pools, shares};
+use crate::demo::scheduler;
+use crate::demo::scheduler::Scheduler;
+use crate::demo::summary;
+use crate::demo::summary::progress;
+use crate::simulated::fleet::Fleet;
+use crate::simulated::probe::SimulatedProbe;
+use crate::simulated::programs::Programs;
+use crate::simulated::run::{run_fleet, run_probes};
+use agent::gpu::probe::{Probe, ProcessSampling};
+use agent::node::client::Proof;
+use agent::node::config::AgentConfig;
+use agent::node::metrics::AgentMetrics;
+use agent::node::metrics_port;
+use agent::node::replicas::Resolver;
+use agent::node::session::Session;
+use control::shared::app::App;
+use engine::hardware::pool::PoolRules;
+use engine::ledger::nodes::state::Ledger;
+use engine::model::node_state::NodeReporting;
+use kube_api::config::file::Config;
+use kube_api::config::pods::quota::SharesConfig;
+use kube_api::request::quantity::parse_fraction;
+use runtime::clock::Clock;
+use server::api::server::{ALL_PATHS, all_routes, guarded, serve};
+use server::api::{background, reports};
+use server::http::respond::refusal;
+use server::page::service::{Service, SetLogLevel};
+use wire::ids::PoolName;
+use wire::units::Share;
 
 /// Most reports a second of all simulated agents together, for a small machine.
 const REPORT_RATE: u32 = 500;
@@ -237,7 +237,7 @@ async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) ->
     let serving = tokio::spawn(serve(service, routes, listener, stopped.clone()));
     let ticking = tokio::spawn(background::run(Arc::clone(&app), stopped.clone()));
     let stopping = stop.clone();
-    let signal = crate::cli::base::signals::stop_signal()?;
+    let signal = crate::base::signals::stop_signal()?;
     tokio::spawn(async move {
         signal.await;
         stopping.send_replace(true);
@@ -296,7 +296,7 @@ fn app(args: &DemoArgs, listen: SocketAddr, api: &ApiServer, clock: Clock) -> Ar
         standing_hold_after,
         ..config
     };
-    let ledger = Arc::new(Ledger::new(crate::cli::serve::extender::settings(&config, &clock)));
+    let ledger = Arc::new(Ledger::new(crate::serve::extender::settings(&config, &clock)));
     ledger.share_by(config.pools.clone());
     api.extender(ledger, config, clock)
 }

@@ -11,18 +11,18 @@ use rand_chacha::ChaCha8Rng;
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 
-use crate::api::commands::PodCounts;
-use crate::cli::demo::api_server::ApiServer;
-use crate::cli::demo::kubelet::Kubelet;
-use crate::cli::demo::pods::{DemoPod, Draw, PodStream};
-use crate::cli::demo::scheduler::{Choice, Scheduler, Verdict};
-use crate::cli::simulated::fleet::FleetNode;
-use crate::control::shared::app::App;
-use crate::hardware::ids::PodUid;
-use crate::hardware::units::Share;
-use crate::kube_api::pod::seen_pod::SeenPod;
-use crate::model::node_state::NodeState;
-use crate::waste::request_mix::WINDOW;
+use crate::demo::api_server::ApiServer;
+use crate::demo::kubelet::Kubelet;
+use crate::demo::pods::{DemoPod, Draw, PodStream};
+use crate::demo::scheduler::{Choice, Scheduler, Verdict};
+use crate::simulated::fleet::FleetNode;
+use control::shared::app::App;
+use engine::model::node_state::NodeState;
+use engine::waste::request_mix::WINDOW;
+use kube_api::pod::seen_pod::SeenPod;
+use wire::api::commands::PodCounts;
+use wire::ids::PodUid;
+use wire::units::Share;
 
 /// Pods refused in a row after which the fleet counts as full.
 const FULL_AFTER: u32 = 200;

@@ -12,17 +12,17 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use serde_json::json;
 
-use crate::api::commands::DemoBorrowing;
-use crate::cli::demo::api_server::ApiServer;
-use crate::cli::simulated::fleet::FleetNode;
-use crate::cli::simulated::programs::{Program, ProgramProbe, Programs};
-use crate::control::shared::app::App;
-use crate::hardware::ids::{DeviceId, NodeName, PodUid};
-use crate::hardware::units::Timestamp;
-use crate::kube_api::pod::seen_pod::SeenPod;
-use crate::metrics::moves::{MoveReason, MoveResult};
-use crate::model::reservation::Placement;
-use crate::report::bodies::AllocatedDevice;
+use crate::demo::api_server::ApiServer;
+use crate::simulated::fleet::FleetNode;
+use crate::simulated::programs::{Program, ProgramProbe, Programs};
+use control::metrics::moves::{MoveReason, MoveResult};
+use control::shared::app::App;
+use engine::model::reservation::Placement;
+use kube_api::pod::seen_pod::SeenPod;
+use wire::api::commands::DemoBorrowing;
+use wire::ids::{DeviceId, NodeName, PodUid};
+use wire::report::bodies::AllocatedDevice;
+use wire::units::Timestamp;
 
 /// Pause between two looks at what is to be restarted.
 const LOOK_EVERY: Duration = Duration::from_millis(100);

@@ -10,14 +10,14 @@ use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::cli::simulated::mixed::{MIG_POOL, SLOTS_POOL};
-use crate::config::pods::quota::SharesConfig;
-use crate::hardware::ids::PoolName;
-use crate::hardware::pool::{Borrow, InstanceUse, PoolRule, PoolRules, Replicas};
-use crate::hardware::units::Share;
-use crate::kube_api::request::placement::encode;
-use crate::model::reservation::Placement;
-use crate::model::team::TeamShare;
+use crate::simulated::mixed::{MIG_POOL, SLOTS_POOL};
+use engine::hardware::pool::{Borrow, InstanceUse, PoolRule, PoolRules, Replicas};
+use engine::model::reservation::Placement;
+use engine::model::team::TeamShare;
+use kube_api::config::pods::quota::SharesConfig;
+use kube_api::request::placement::encode;
+use wire::ids::PoolName;
+use wire::units::Share;
 
 /// A Pod object of several KB, with `@…@` for the values that differ.
 const TEMPLATE: &str = include_str!("pod.json.in");
@@ -342,8 +342,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::kube_api::pod::seen_pod::SeenPod;
-    use crate::model::request::Movable;
+    use engine::model::request::Movable;
+    use kube_api::pod::seen_pod::SeenPod;
 
     fn drawn(seed: u64, draw: Draw) -> Vec<(DemoPod, SeenPod)> {
         let mut stream = PodStream::new(seed);

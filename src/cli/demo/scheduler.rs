@@ -20,11 +20,11 @@ use rand_chacha::ChaCha8Rng;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::cli::demo::pods::DemoPod;
-use crate::cli::simulated::fleet::FleetNode;
-use crate::hardware::units::HostAmount;
-use crate::http_client::HttpClient;
-use crate::kube_api::pod::seen_pod::SeenPod;
+use crate::demo::pods::DemoPod;
+use crate::simulated::fleet::FleetNode;
+use kube_api::pod::seen_pod::SeenPod;
+use runtime::http_client::HttpClient;
+use wire::units::HostAmount;
 
 /// Longest time for one call, like a usual `httpTimeout` of kube-scheduler.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);

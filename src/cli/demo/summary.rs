@@ -6,15 +6,15 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use crate::api::commands::{DemoSummary, NotPlaced, PodCounts};
-use crate::api::kind::{ApiVersion, DemoSummaryKind};
-use crate::api::state::Packing;
-use crate::cli::demo::drive::{Figures, overallocated};
-use crate::cli::demo::kubelet::Kubelet;
-use crate::cli::simulate::figures::percent;
-use crate::control::shared::app::App;
-use crate::hardware::units::Share;
-use crate::server::views::inspect;
+use crate::demo::drive::{Figures, overallocated};
+use crate::demo::kubelet::Kubelet;
+use crate::simulate::figures::percent;
+use control::shared::app::App;
+use server::views::inspect;
+use wire::api::commands::{DemoSummary, NotPlaced, PodCounts};
+use wire::api::kind::{ApiVersion, DemoSummaryKind};
+use wire::api::state::Packing;
+use wire::units::Share;
 
 /// Most reasons in a summary for people.
 const NAMED_REASONS: usize = 5;

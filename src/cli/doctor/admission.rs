@@ -7,14 +7,14 @@ use k8s_openapi::api::admissionregistration::v1::{MutatingWebhook, ValidatingAdm
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::api::commands::Check;
-use crate::cli::base::reader::{Answer, Read, Target, Unread};
-use crate::cli::doctor::finding::{Findings, Found, count, known, names, or_ok, short, there};
-use crate::cli::doctor::rights::{BINDINGS, POLICIES};
-use crate::cli::doctor::table::*;
-use crate::config::file::Config;
-use crate::config::webhook::JOBS;
-use crate::kube_api::request::resources::{MARKER_SHARE, WHOLE};
+use crate::base::reader::{Answer, Read, Target, Unread};
+use crate::doctor::finding::{Findings, Found, count, known, names, or_ok, short, there};
+use crate::doctor::rights::{BINDINGS, POLICIES};
+use crate::doctor::table::*;
+use kube_api::config::file::Config;
+use kube_api::config::webhook::JOBS;
+use kube_api::request::resources::{MARKER_SHARE, WHOLE};
+use wire::api::commands::Check;
 
 /// Label of every namespace: its name.
 const NAME_LABEL: &str = "kubernetes.io/metadata.name";

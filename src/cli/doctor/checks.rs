@@ -1,17 +1,17 @@
 //! The checks, in the order of their lines: from what was read, each by its rule.
 
-use crate::api::commands::Check;
-use crate::cli::base::reader::Unread;
-use crate::cli::doctor::facts::{Facts, Labels, Plan};
-use crate::cli::doctor::finding::{Findings, Found, lines};
-use crate::cli::doctor::parts::{
+use crate::base::reader::Unread;
+use crate::doctor::facts::{Facts, Labels, Plan};
+use crate::doctor::finding::{Findings, Found, lines};
+use crate::doctor::parts::{
     Images, deployment, kubernetes, leader, namespace, quotas, runtime_classes, start_failures,
     versions, workload_classes,
 };
-use crate::cli::doctor::proof::certificates::{api_service, served};
-use crate::cli::doctor::scheduler::{Expected, of_file, of_map};
-use crate::cli::doctor::table::*;
-use crate::cli::doctor::{admission, nodes, rights};
+use crate::doctor::proof::certificates::{api_service, served};
+use crate::doctor::scheduler::{Expected, of_file, of_map};
+use crate::doctor::table::*;
+use crate::doctor::{admission, nodes, rights};
+use wire::api::commands::Check;
 
 /// What is looked at, and the rule.
 type Rule = fn(&Facts, &Plan<'_>) -> Found;

@@ -7,17 +7,17 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::api::commands::{Check, CheckCounts, CheckState, Diagnosis};
-use crate::api::kind::{ApiVersion, DiagnosisKind};
-use crate::cli::base::connect;
-use crate::cli::base::connect::{ServerArgs, is_name};
-use crate::cli::base::failure::Failure;
-use crate::cli::base::plain::{LookArgs, Mood, Output, json, painted, print, wrapped};
-use crate::cli::base::reader::Reader;
-use crate::cli::doctor::checks::checked;
-use crate::cli::doctor::facts::Plan;
-use crate::cli::doctor::rights::Places;
-use crate::clock::Clock;
+use crate::base::connect;
+use crate::base::connect::{ServerArgs, is_name};
+use crate::base::failure::Failure;
+use crate::base::plain::{LookArgs, Mood, Output, json, painted, print, wrapped};
+use crate::base::reader::Reader;
+use crate::doctor::checks::checked;
+use crate::doctor::facts::Plan;
+use crate::doctor::rights::Places;
+use runtime::clock::Clock;
+use wire::api::commands::{Check, CheckCounts, CheckState, Diagnosis};
+use wire::api::kind::{ApiVersion, DiagnosisKind};
 
 /// At least one problem.
 const PROBLEMS: u8 = 1;

@@ -2,8 +2,8 @@
 
 use std::fmt::Display;
 
-use crate::api::commands::{Check, CheckState};
-use crate::cli::base::reader::{Read, Unread};
+use crate::base::reader::{Read, Unread};
+use wire::api::commands::{Check, CheckState};
 
 /// Most names in one line.
 const NAMES: usize = 5;

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::api::state::{Health, NodeReporting, State};
-use crate::cli::base::reader::{Read, Unread};
-use crate::cli::doctor::finding::{Findings, Found, count, known, names, or_ok, short, there};
-use crate::cli::doctor::objects::{OwnPod, SeenNode, Workload};
-use crate::cli::doctor::table::*;
+use crate::base::reader::{Read, Unread};
+use crate::doctor::finding::{Findings, Found, count, known, names, or_ok, short, there};
+use crate::doctor::objects::{OwnPod, SeenNode, Workload};
+use crate::doctor::table::*;
+use wire::api::state::{Health, NodeReporting, State};
 
 /// From this minor version on, kubelet restarts a container whose CPU request is changed in place.
 const RESIZES: u32 = 33;
@@ -196,8 +196,8 @@ pub(crate) fn owners(fleet: &Fleet) -> Found {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::commands::CheckState::{NotChecked, Ok as Good, Problem, Warning};
-    use crate::cli::doctor::finding::{lines, states};
+    use crate::doctor::finding::{lines, states};
+    use wire::api::commands::CheckState::{NotChecked, Ok as Good, Problem, Warning};
 
     impl Fleet {
         /// Two nodes of gpupack, one of kubelet, one without GPU.

@@ -6,11 +6,11 @@ use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Node, Pod, PodSpec, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::config::file::Config;
-use crate::hardware::ids::PoolName;
-use crate::hardware::pool::Borrow;
-use crate::kube_api::request::quantity::parse_count;
-use crate::kube_api::request::resources::{MIG_PREFIX, SHARED_SLOT, WHOLE};
+use engine::hardware::pool::Borrow;
+use kube_api::config::file::Config;
+use kube_api::request::quantity::parse_count;
+use kube_api::request::resources::{MIG_PREFIX, SHARED_SLOT, WHOLE};
+use wire::ids::PoolName;
 
 /// Label with the part of gpupack that an object belongs to.
 pub(crate) const COMPONENT: &str = "app.kubernetes.io/component";
@@ -211,7 +211,7 @@ impl SeenNode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::pool::{MigUse, PoolRule, PoolRules};
+    use engine::hardware::pool::{MigUse, PoolRule, PoolRules};
     use serde::de::DeserializeOwned;
     use serde_json::json;
 

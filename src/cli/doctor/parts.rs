@@ -6,14 +6,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apimachinery::pkg::version::Info;
 
-use crate::api::commands::Check;
-use crate::cli::base::reader::{Read, Unread};
-use crate::cli::doctor::finding::{Findings, Found, count, known, names, or_ok, short, there};
-use crate::cli::doctor::objects::{OwnPod, Workload};
-use crate::cli::doctor::table::*;
-use crate::config::file::Config;
-use crate::config::webhook::{MemoryLimit, THREAD_CAP, ThreadCap};
-use crate::kube_api::request::resources::{MARKERS, WHOLE};
+use crate::base::reader::{Read, Unread};
+use crate::doctor::finding::{Findings, Found, count, known, names, or_ok, short, there};
+use crate::doctor::objects::{OwnPod, Workload};
+use crate::doctor::table::*;
+use kube_api::config::file::Config;
+use kube_api::config::webhook::{MemoryLimit, THREAD_CAP, ThreadCap};
+use kube_api::request::resources::{MARKERS, WHOLE};
+use wire::api::commands::Check;
 
 /// From this minor version on, the API server has the policies.
 const POLICIES: u32 = 30;

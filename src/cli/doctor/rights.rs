@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 
-use crate::api::commands::Check;
-use crate::cli::base::reader::{Answer, Read, Target};
-use crate::cli::doctor::finding::{Found, Row, names};
-use crate::cli::doctor::table::*;
-use crate::config::file::Config;
+use crate::base::reader::{Answer, Read, Target};
+use crate::doctor::finding::{Found, Row, names};
+use crate::doctor::table::*;
+use kube_api::config::file::Config;
+use wire::api::commands::Check;
 
 /// Namespaces in which gpupack is, and where pods are tried.
 #[derive(Clone, Debug)]
@@ -170,9 +170,9 @@ pub(crate) fn held(reviews: &[(NeededRight, Read<Answer>)]) -> Found {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::commands::CheckState::{NotChecked, Ok as Good, Problem};
-    use crate::cli::base::reader::Unread;
-    use crate::cli::doctor::finding::lines;
+    use crate::base::reader::Unread;
+    use crate::doctor::finding::lines;
+    use wire::api::commands::CheckState::{NotChecked, Ok as Good, Problem};
 
     #[test]
     fn missing_rights_are_listed() {

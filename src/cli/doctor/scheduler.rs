@@ -5,15 +5,15 @@ use std::collections::BTreeSet;
 use hyper::Uri;
 use k8s_openapi::api::core::v1::Service;
 
-use crate::api::commands::Check;
-use crate::cli::base::reader::Read;
-use crate::cli::doctor::finding::{Findings, Found, count, names, or_ok, short, there};
-use crate::cli::doctor::objects::Workload;
-use crate::cli::doctor::scheduler_file::{Extender, Profile, SchedulerFile, TlsConfig};
-use crate::cli::doctor::table::*;
-use crate::config::file::Config;
-use crate::config::identity::{REPLICA_NAME, SCHEDULER_NAME};
-use crate::kube_api::request::resources::{MARKERS, MIG_PREFIX, SHARED_SLOT, WHOLE};
+use crate::base::reader::Read;
+use crate::doctor::finding::{Findings, Found, count, names, or_ok, short, there};
+use crate::doctor::objects::Workload;
+use crate::doctor::scheduler_file::{Extender, Profile, SchedulerFile, TlsConfig};
+use crate::doctor::table::*;
+use kube_api::config::file::Config;
+use kube_api::config::identity::{REPLICA_NAME, SCHEDULER_NAME};
+use kube_api::request::resources::{MARKERS, MIG_PREFIX, SHARED_SLOT, WHOLE};
+use wire::api::commands::Check;
 
 /// The weight of the shipped files: with less, in-tree scores can outvote gpupack.
 const WEIGHT: i64 = 5;
@@ -197,8 +197,8 @@ fn profiles(file: &SchedulerFile, extender: &Extender, to: &Expected<'_>, found:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::commands::CheckState;
-    use crate::cli::doctor::finding::lines;
+    use crate::doctor::finding::lines;
+    use wire::api::commands::CheckState;
 
     const SECOND: &str = include_str!("../../../scheduler-config/second-scheduler.yaml");
     const IN_PLACE: &str = include_str!("../../../scheduler-config/in-place.yaml");

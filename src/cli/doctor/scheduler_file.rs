@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use crate::causes::shown_long;
+use runtime::causes::shown_long;
 
 /// kube-scheduler's default of `httpTimeout` (`DefaultExtenderTimeout`).
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,8 +1,8 @@
 //! The table of checks: under the name of each check, what is read for it (`Unread`), what may be found, and how
 //! to fix that. `facts` reads, and the rules of the other files choose the rows.
 
-use crate::api::commands::CheckState::{self, NotChecked, Ok as Good, Problem, Warning};
-use crate::cli::doctor::finding::Row;
+use crate::doctor::finding::Row;
+use wire::api::commands::CheckState::{self, NotChecked, Ok as Good, Problem, Warning};
 
 /// What could not be read.
 #[expect(non_upper_case_globals, reason = "it stands for a state")]

@@ -2,13 +2,13 @@
 
 use clap::Args;
 
-use crate::cli::base::connect;
-use crate::cli::base::connect::ApiServerArgs;
-use crate::cli::base::failure::Failure;
-use crate::cli::base::plain::print;
-use crate::cli::base::reader::Reader;
-use crate::cli::init::facts::Cluster;
-use crate::cli::init::values::values;
+use crate::base::connect;
+use crate::base::connect::ApiServerArgs;
+use crate::base::failure::Failure;
+use crate::base::plain::print;
+use crate::base::reader::Reader;
+use crate::init::facts::Cluster;
+use crate::init::values::values;
 
 /// Flags of `gpupack init`.
 #[derive(Debug, Args)]

@@ -7,8 +7,8 @@ use k8s_openapi::api::node::v1::RuntimeClass;
 use k8s_openapi::apimachinery::pkg::version::Info;
 use serde::Deserialize;
 
-use crate::cli::base::reader::{Read, Reader, Target};
-use crate::cli::doctor::objects::SeenNode;
+use crate::base::reader::{Read, Reader, Target};
+use crate::doctor::objects::SeenNode;
 
 /// A taint of a node that keeps pods away.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

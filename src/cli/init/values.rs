@@ -3,15 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use crate::api::commands::CheckState;
-use crate::cli::base::failure::clean;
-use crate::cli::base::reader::{Read, Unread};
-use crate::cli::doctor::finding::{count, lines, names, short};
-use crate::cli::doctor::parts::kubernetes;
-use crate::cli::doctor::scheduler_file::SchedulerFile;
-use crate::cli::init::facts::{Cluster, Platform, Taint};
-use crate::config::values::is_key_of_kubernetes;
-use crate::kube_api::request::resources::MIG_PREFIX;
+use crate::base::failure::clean;
+use crate::base::reader::{Read, Unread};
+use crate::doctor::finding::{count, lines, names, short};
+use crate::doctor::parts::kubernetes;
+use crate::doctor::scheduler_file::SchedulerFile;
+use crate::init::facts::{Cluster, Platform, Taint};
+use kube_api::config::values::is_key_of_kubernetes;
+use kube_api::request::resources::MIG_PREFIX;
+use wire::api::commands::CheckState;
 
 /// Columns at which comments wrap.
 const WIDTH: usize = 100;

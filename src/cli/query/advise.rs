@@ -4,11 +4,11 @@ use std::fmt::Write as _;
 
 use clap::Args;
 
-use crate::api::advice::{Advice, BurstAdvice, PodAdvice, PoolAdvice};
-use crate::cli::base::connect;
-use crate::cli::base::connect::{ServerArgs, is_name};
-use crate::cli::base::failure::Failure;
-use crate::cli::base::plain::{LookArgs, Output, json, print, span, table, wrapped};
+use crate::base::connect;
+use crate::base::connect::{ServerArgs, is_name};
+use crate::base::failure::Failure;
+use crate::base::plain::{LookArgs, Output, json, print, span, table, wrapped};
+use wire::api::advice::{Advice, BurstAdvice, PodAdvice, PoolAdvice};
 
 /// Most rows of the table.
 const ROWS: usize = 30;

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Command};
 use clap_complete::Shell;
 
-use crate::cli::base::failure::Failure;
-use crate::cli::base::plain::print;
+use crate::base::failure::Failure;
+use crate::base::plain::print;
 
 /// Flags of `gpupack completion`.
 #[derive(Debug, Args)]

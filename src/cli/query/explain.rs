@@ -4,12 +4,12 @@ use std::fmt::Write as _;
 
 use clap::Args;
 
-use crate::api::explain::{Explanation, Refusal};
-use crate::api::waiting::Obstacle;
-use crate::cli::base::connect;
-use crate::cli::base::connect::{ServerArgs, is_name};
-use crate::cli::base::failure::Failure;
-use crate::cli::base::plain::{LookArgs, Output, json, print, span, table, wrapped};
+use crate::base::connect;
+use crate::base::connect::{ServerArgs, is_name};
+use crate::base::failure::Failure;
+use crate::base::plain::{LookArgs, Output, json, print, span, table, wrapped};
+use wire::api::explain::{Explanation, Refusal};
+use wire::api::waiting::Obstacle;
 
 /// Flags of `gpupack explain`.
 #[derive(Debug, Args)]

@@ -11,17 +11,17 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use hyper::Uri;
 
-use crate::api::state::State;
-use crate::cli::base::connect::get;
-use crate::cli::query::snapshot_state::{cluster, unsaid};
-use crate::cli::serve::extender::kube_config;
-use crate::hardware::units::MemMib;
-use crate::http_client::plain_address;
-use crate::kube_api::pod::list;
-use crate::kube_api::pod::list::SeenNode;
-use crate::kube_api::pod::seen_pod::SeenPod;
-use crate::sim::snapshot::replace::replace;
-use crate::sim::snapshot::state::{ClusterGpu, ClusterNode, ClusterPod, Names, Snapshot};
+use crate::base::connect::get;
+use crate::query::snapshot_state::{cluster, unsaid};
+use crate::serve::extender::kube_config;
+use kube_api::pod::list;
+use kube_api::pod::list::SeenNode;
+use kube_api::pod::seen_pod::SeenPod;
+use runtime::http_client::plain_address;
+use sim::snapshot::replace::replace;
+use sim::snapshot::state::{ClusterGpu, ClusterNode, ClusterPod, Names, Snapshot};
+use wire::api::state::State;
+use wire::units::MemMib;
 
 /// Longest time for an answer of the extender. For 5,000 nodes it takes a second.
 const TIMEOUT: Duration = Duration::from_secs(60);

@@ -6,18 +6,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 
-use crate::api::state;
-use crate::api::state::{
+use engine::hardware::pool::{ConfiguredIsolation, Enforcement, InstanceUse, PoolRule, Replicas};
+use engine::model::request::{Amount, GpuRequest, Isolation, Limit};
+use sim::snapshot::state::{ClusterGpu, ClusterInstance, ClusterNode, ClusterPod};
+use sim::trace::dimensions::DeviceAt;
+use wire::api::state;
+use wire::api::state::{
     DeviceKind, Health, IsolationMode, Node, NodeReporting, Pod, PodRequest, PodState,
     RequestedIsolation, State, Tenant, Verification,
 };
-use crate::hardware::device::ModelFilter;
-use crate::hardware::ids::MigProfile;
-use crate::hardware::pool::{ConfiguredIsolation, Enforcement, InstanceUse, PoolRule, Replicas};
-use crate::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share};
-use crate::model::request::{Amount, GpuRequest, Isolation, Limit};
-use crate::sim::snapshot::state::{ClusterGpu, ClusterInstance, ClusterNode, ClusterPod};
-use crate::sim::trace::dimensions::DeviceAt;
+use wire::device::ModelFilter;
+use wire::ids::MigProfile;
+use wire::units::{Demand, HostAmount, MemMib, MilliCpu, Share};
 
 /// What a tenant holds of a device.
 struct Held<'s> {
@@ -262,7 +262,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::sim::snapshot::state::{Names, Snapshot};
+    use sim::snapshot::state::{Names, Snapshot};
 
     fn amount(mib: u64, millionths: u64) -> Value {
         json!({"memoryMib": mib, "shareMillionths": millionths})

@@ -4,12 +4,12 @@ use std::fmt::Write as _;
 
 use clap::Args;
 
-use crate::api::waiting::{WaitingPod, WaitingPodList};
-use crate::cli::base::connect;
-use crate::cli::base::connect::{ServerArgs, is_name};
-use crate::cli::base::failure::Failure;
-use crate::cli::base::plain::{LookArgs, Output, json, print, span, table, wrapped};
-use crate::cli::query::explain::words;
+use crate::base::connect;
+use crate::base::connect::{ServerArgs, is_name};
+use crate::base::failure::Failure;
+use crate::base::plain::{LookArgs, Output, json, print, span, table, wrapped};
+use crate::query::explain::words;
+use wire::api::waiting::{WaitingPod, WaitingPodList};
 
 /// Flags of `gpupack waiting`.
 #[derive(Debug, Args)]

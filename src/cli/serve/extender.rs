@@ -13,37 +13,37 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::certificates::{CertificateFiles, Certificates, READ_EVERY, ServerProof};
-use crate::cli::base::logging;
-use crate::cli::base::logging::LogArgs;
-use crate::clock::Clock;
-use crate::config::file::Config;
-use crate::config::identity::{AUDIENCE, REPLICA_NAME, SCHEDULER_NAME};
-use crate::config::lease::LEASE_NAME;
-use crate::control::shared::app::App;
-use crate::control::shared::leader::Replica;
-use crate::hardware::units::MemMib;
-use crate::issuing::keeper::{Keeper, keeping};
-use crate::kube_api::connection;
-use crate::kube_api::identity::front_proxy;
-use crate::kube_api::identity::people::People;
-use crate::kube_api::identity::token::AgentTokens;
-use crate::kube_api::pod::watch as cluster_watch;
-use crate::kube_api::pod::watch::NodeLabels;
-use crate::kube_api::request::placement::FenceWriter;
-use crate::kube_api::write::events::NoticeSender;
-use crate::kube_api::write::lease::LeaseName;
-use crate::kube_api::write::target::PodKey;
-use crate::kube_api::write::term::Term;
-use crate::kube_api::write::writer::ApiWriter;
-use crate::kube_api::write::{carry_out, events};
-use crate::ledger::nodes::state::{Ledger, Settings};
-use crate::server::api::agents::AgentAccess;
-use crate::server::api::background;
-use crate::server::api::people::PeopleAccess;
-use crate::server::api::server::{Identities, Listeners, serve_apart};
-use crate::server::page::service::Service;
-use crate::step::outside::Outside;
+use crate::base::logging;
+use crate::base::logging::LogArgs;
+use control::shared::app::App;
+use control::shared::leader::Replica;
+use engine::ledger::nodes::state::{Ledger, Settings};
+use kube_api::config::file::Config;
+use kube_api::config::identity::{AUDIENCE, REPLICA_NAME, SCHEDULER_NAME};
+use kube_api::config::lease::LEASE_NAME;
+use kube_api::connection;
+use kube_api::identity::front_proxy;
+use kube_api::identity::people::People;
+use kube_api::identity::token::AgentTokens;
+use kube_api::pod::watch as cluster_watch;
+use kube_api::pod::watch::NodeLabels;
+use kube_api::request::placement::FenceWriter;
+use kube_api::write::events::NoticeSender;
+use kube_api::write::lease::LeaseName;
+use kube_api::write::target::PodKey;
+use kube_api::write::term::Term;
+use kube_api::write::writer::ApiWriter;
+use kube_api::write::{carry_out, events};
+use runtime::certificates::{CertificateFiles, Certificates, READ_EVERY, ServerProof};
+use runtime::clock::Clock;
+use runtime::step::outside::Outside;
+use server::api::agents::AgentAccess;
+use server::api::background;
+use server::api::people::PeopleAccess;
+use server::api::server::{Identities, Listeners, serve_apart};
+use server::issuing::keeper::{Keeper, keeping};
+use server::page::service::Service;
+use wire::units::MemMib;
 
 /// Most events in the queue: at 50 a second they take 20 seconds.
 const QUEUED_EVENTS: usize = 1000;
@@ -150,7 +150,7 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let ended = runtime.block_on(async move {
         let clock = Clock::start();
-        let requested = crate::cli::base::signals::stop_signal()?;
+        let requested = crate::base::signals::stop_signal()?;
         let keeper = tokio::select! {
             keeper = kept_certificates(&config, clock) => keeper?,
             () = requested => return Ok(()),
@@ -215,7 +215,7 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
 
 /// At SIGTERM or SIGINT hands over, and stops.
 fn stop_at_signal(app: Arc<App>, stop: watch::Sender<bool>) -> Result<()> {
-    let requested = crate::cli::base::signals::stop_signal()?;
+    let requested = crate::base::signals::stop_signal()?;
     tokio::spawn(async move {
         requested.await;
         tracing::info!("stopping");

@@ -8,12 +8,12 @@ use clap::Args;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use crate::certificates::{CertificateFiles, Certificates, READ_EVERY};
-use crate::cli::base::logging;
-use crate::cli::base::logging::LogArgs;
-use crate::cli::serve::extender::config_file;
-use crate::kube_api::admission::rules::Admission;
-use crate::server::api::webhook::{THREADS, serve};
+use crate::base::logging;
+use crate::base::logging::LogArgs;
+use crate::serve::extender::config_file;
+use kube_api::admission::rules::Admission;
+use runtime::certificates::{CertificateFiles, Certificates, READ_EVERY};
+use server::api::webhook::{THREADS, serve};
 
 /// Flags of `gpupack webhook`. It reads the extender's configuration: both must agree on the names
 /// of the schedulers.
@@ -51,7 +51,7 @@ pub fn run(args: &WebhookArgs) -> Result<()> {
         };
         let certificates = Certificates::read(files)?;
         let (stop, stopped) = watch::channel(false);
-        let requested = crate::cli::base::signals::stop_signal()?;
+        let requested = crate::base::signals::stop_signal()?;
         tokio::spawn(async move {
             requested.await;
             tracing::info!("stopping");

@@ -6,12 +6,12 @@ use std::{fs, iter};
 
 use serde::Serialize;
 
-use crate::cli::simulate::figures::{mean, percent, rounded};
-use crate::cli::simulate::jobs::{Results, Timed};
-use crate::hardware::units::Share;
-use crate::sim::chart::draw::{Chart, ChartError, Curve, write_svg};
-use crate::sim::run::engine::{Overflow, Run, Sample, Stranded, TimedRun};
-use crate::sim::run::service::Moment;
+use crate::simulate::figures::{mean, percent, rounded};
+use crate::simulate::jobs::{Results, Timed};
+use sim::chart::draw::{Chart, ChartError, Curve, write_svg};
+use sim::run::engine::{Overflow, Run, Sample, Stranded, TimedRun};
+use sim::run::service::Moment;
+use wire::units::Share;
 
 /// Load from which a second, larger chart shows allocation: there policies differ.
 const ZOOM_FROM: f64 = 85.0;

@@ -11,16 +11,16 @@ use std::{fs, io};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgGroup, Args, ValueEnum};
 
-use crate::cli::simulate::charts::{Album, load_charts, time_charts};
-use crate::cli::simulate::ends;
-use crate::cli::simulate::flags::{RunArgs, TraceArgs};
-use crate::cli::simulate::jobs::{Experiment, SimulateError, Times};
-use crate::cli::simulate::report::Report;
-use crate::cli::simulate::timed::TimedReport;
-use crate::sim::run::engine::Overflow;
-use crate::sim::run::policy::SimPolicy;
-use crate::sim::run::timeline::Pace;
-use crate::sim::trace::churn::NodeOrder;
+use crate::simulate::charts::{Album, load_charts, time_charts};
+use crate::simulate::ends;
+use crate::simulate::flags::{RunArgs, TraceArgs};
+use crate::simulate::jobs::{Experiment, SimulateError, Times};
+use crate::simulate::report::Report;
+use crate::simulate::timed::TimedReport;
+use sim::run::engine::Overflow;
+use sim::run::policy::SimPolicy;
+use sim::run::timeline::Pace;
+use sim::trace::churn::NodeOrder;
 
 /// Load of arrivals without times, by default: as in the paper.
 pub const ARRIVED_LOAD: f64 = 1.3;

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use crate::cli::simulate::jobs::{Experiment, SimulateError};
-use crate::sim::run::placed::{end_of, free_csv};
-use crate::sim::snapshot::replace::replace;
-use crate::sim::trace::write::pods_csv;
+use crate::simulate::jobs::{Experiment, SimulateError};
+use sim::run::placed::{end_of, free_csv};
+use sim::snapshot::replace::replace;
+use sim::trace::write::pods_csv;
 
 /// Writes the requested files, after a replay of the one trace under the first policy.
 pub(crate) fn write(

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use serde::Serialize;
 
-use crate::hardware::units::Share;
+use wire::units::Share;
 
 /// The difference between two policies, seed by seed, for the same pods.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]

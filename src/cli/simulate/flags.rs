@@ -8,11 +8,11 @@ use std::str::FromStr;
 
 use clap::Args;
 
-use crate::cli::simulate::jobs::{Experiment, SimulateError, Trace};
-use crate::sim::run::placed::keep_placements;
-use crate::sim::run::policy::SimPolicy;
-use crate::sim::trace::churn::NodeOrder;
-use crate::sim::trace::read::{pods_of_unknown_models, read_nodes, read_pods, size_up};
+use crate::simulate::jobs::{Experiment, SimulateError, Trace};
+use sim::run::placed::keep_placements;
+use sim::run::policy::SimPolicy;
+use sim::trace::churn::NodeOrder;
+use sim::trace::read::{pods_of_unknown_models, read_nodes, read_pods, size_up};
 
 /// Most seeds of one call; a typing error should not run for a day.
 const SEEDS_MAX: u64 = 10_000;

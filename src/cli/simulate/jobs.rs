@@ -13,18 +13,18 @@ use std::{fs, io, thread};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use parking_lot::Mutex;
 
-use crate::clock::Clock;
-use crate::ledger::change::reports::ReportRefusal;
-use crate::sim::chart::draw::ChartError;
-use crate::sim::run::engine::{Overflow, Run, TimedRun, replay, replay_timed};
-use crate::sim::run::placed::PlacementFault;
-use crate::sim::run::policy::SimPolicy;
-use crate::sim::run::timeline::{Pace, timeline};
-use crate::sim::snapshot::replace::ReplaceError;
-use crate::sim::trace::churn::{NodeOrder, churn};
-use crate::sim::trace::read::{TraceNode, TracePod};
-use crate::sim::trace::table::TraceError;
-use crate::sim::trace::workload::{Workload, WorkloadError, capacity_milli};
+use engine::ledger::change::reports::ReportRefusal;
+use runtime::clock::Clock;
+use sim::chart::draw::ChartError;
+use sim::run::engine::{Overflow, Run, TimedRun, replay, replay_timed};
+use sim::run::placed::PlacementFault;
+use sim::run::policy::SimPolicy;
+use sim::run::timeline::{Pace, timeline};
+use sim::snapshot::replace::ReplaceError;
+use sim::trace::churn::{NodeOrder, churn};
+use sim::trace::read::{TraceNode, TracePod};
+use sim::trace::table::TraceError;
+use sim::trace::workload::{Workload, WorkloadError, capacity_milli};
 
 /// Steps of the progress bar per replay.
 const STEPS: usize = 100;

@@ -10,9 +10,9 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use serde_json::Number;
 
-use crate::cli::simulate::figures::{Paired, cell, deviation, mean, mean_cell, percent, rounded};
-use crate::cli::simulate::jobs::{Results, Timed};
-use crate::sim::run::engine::Run;
+use crate::simulate::figures::{Paired, cell, deviation, mean, mean_cell, percent, rounded};
+use crate::simulate::jobs::{Results, Timed};
+use sim::run::engine::Run;
 
 /// All replays of one call.
 #[derive(Debug)]

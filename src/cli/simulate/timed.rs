@@ -3,14 +3,14 @@
 
 use std::cmp::Ordering;
 
-use crate::cli::simulate::figures::{cell, mean_cell};
-use crate::cli::simulate::jobs::{Results, Timed};
-use crate::cli::simulate::report::{aligned, csv_name};
-use crate::cli::simulate::timed_figures::{Figures, NAMES, State, class_figures, figures, paired};
-use crate::cli::simulate::timed_json::timed_json;
-use crate::sim::run::engine::{Overflow, TimedRun};
-use crate::sim::run::service::PodClass;
-use crate::sim::trace::schedule::TimeUnit;
+use crate::simulate::figures::{cell, mean_cell};
+use crate::simulate::jobs::{Results, Timed};
+use crate::simulate::report::{aligned, csv_name};
+use crate::simulate::timed_figures::{Figures, NAMES, State, class_figures, figures, paired};
+use crate::simulate::timed_json::timed_json;
+use sim::run::engine::{Overflow, TimedRun};
+use sim::run::service::PodClass;
+use sim::trace::schedule::TimeUnit;
 
 /// All replays of one call.
 #[derive(Debug)]

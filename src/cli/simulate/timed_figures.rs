@@ -7,12 +7,12 @@ use std::cmp::Ordering;
 
 use serde::Serialize;
 
-use crate::cli::simulate::figures::{Paired, mean, percent, percent_of, rounded};
-use crate::cli::simulate::jobs::Timed;
-use crate::hardware::units::Share;
-use crate::sim::run::engine::TimedRun;
-use crate::sim::run::service::{ClassFigures, Moment, PodClass};
-use crate::sim::trace::schedule::TimeUnit;
+use crate::simulate::figures::{Paired, mean, percent, percent_of, rounded};
+use crate::simulate::jobs::Timed;
+use sim::run::engine::TimedRun;
+use sim::run::service::{ClassFigures, Moment, PodClass};
+use sim::trace::schedule::TimeUnit;
+use wire::units::Share;
 
 /// The figures of pods, or their means over the seeds.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -4,13 +4,13 @@ use std::cmp::Ordering;
 
 use serde::Serialize;
 
-use crate::cli::simulate::figures::{Paired, deviation, mean, percent, rounded};
-use crate::cli::simulate::jobs::{Results, Timed};
-use crate::cli::simulate::report::json_text;
-use crate::cli::simulate::timed_figures::{Figures, State, class_figures, figures, paired};
-use crate::hardware::units::Share;
-use crate::sim::run::engine::TimedRun;
-use crate::sim::run::service::{Moment, PodClass};
+use crate::simulate::figures::{Paired, deviation, mean, percent, rounded};
+use crate::simulate::jobs::{Results, Timed};
+use crate::simulate::report::json_text;
+use crate::simulate::timed_figures::{Figures, State, class_figures, figures, paired};
+use sim::run::engine::TimedRun;
+use sim::run::service::{Moment, PodClass};
+use wire::units::Share;
 
 /// JSON with a result per policy; several traces by trace.
 pub(crate) fn timed_json(results: &[Results<TimedRun>]) -> String {

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::api::state::DeviceKind;
-use crate::hardware::device::InventoryError;
-use crate::hardware::ids::{DeviceId, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE, NodeName};
-use crate::hardware::units::{HostAmount, MemMib, MilliCpu};
-use crate::report::bodies::DeviceReport;
+use wire::api::state::DeviceKind;
+use wire::device::InventoryError;
+use wire::ids::{DeviceId, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE, NodeName};
+use wire::report::bodies::DeviceReport;
+use wire::units::{HostAmount, MemMib, MilliCpu};
 
 /// Simulated nodes. Node names and UUIDs are unique, every device is within the limits of the core.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

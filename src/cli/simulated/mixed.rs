@@ -5,12 +5,10 @@ use std::collections::BTreeMap;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::cli::simulated::fleet::{
-    Fleet, FleetGpu, FleetInstance, FleetNode, default_use_percent,
-};
-use crate::hardware::ids::{MigProfile, ModelName};
-use crate::hardware::mig::Geometry;
-use crate::hardware::units::MemMib;
+use crate::simulated::fleet::{Fleet, FleetGpu, FleetInstance, FleetNode, default_use_percent};
+use engine::hardware::mig::Geometry;
+use wire::ids::{MigProfile, ModelName};
+use wire::units::MemMib;
 
 impl Fleet {
     /// A fleet of `nodes` nodes with `gpus_per_node` GPUs each, with the models of real clusters,

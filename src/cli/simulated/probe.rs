@@ -8,11 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
-use crate::api::state::DeviceKind;
-use crate::cli::simulated::fleet::{Fleet, FleetNode};
-use crate::hardware::units::Timestamp;
-use crate::report::bodies::{Allocation, AllocationState, DeviceReport, DeviceUse, ProcessUse};
+use crate::simulated::fleet::{Fleet, FleetNode};
+use agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
+use wire::api::state::DeviceKind;
+use wire::report::bodies::{Allocation, AllocationState, DeviceReport, DeviceUse, ProcessUse};
+use wire::units::Timestamp;
 
 /// A node without pods for this time is sampled, and so reports, like a real one. Otherwise an idle
 /// fleet would cost the extender five times what real nodes cost.
@@ -182,7 +182,7 @@ pub(crate) fn sample_of(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::bodies::AllocatedDevice;
+    use wire::report::bodies::AllocatedDevice;
 
     fn probe() -> SimulatedProbe {
         let fleet = Fleet::from_json(

@@ -13,11 +13,11 @@ use parking_lot::Mutex;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
-use crate::cli::simulated::fleet::{Fleet, FleetNode};
-use crate::cli::simulated::probe::sample_of;
-use crate::hardware::units::{Share, Timestamp};
-use crate::report::bodies::{AllocatedDevice, DeviceReport, ProcessUse};
+use crate::simulated::fleet::{Fleet, FleetNode};
+use crate::simulated::probe::sample_of;
+use agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
+use wire::report::bodies::{AllocatedDevice, DeviceReport, ProcessUse};
+use wire::units::{Share, Timestamp};
 
 /// Least and most seconds until the next burst: short, since pods of a demo live for a minute.
 const GAP_SECONDS: (u64, u64) = (10, 50);

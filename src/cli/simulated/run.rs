@@ -1,10 +1,10 @@
 //! Agents of all nodes of a fleet in one process.
 
-use crate::agent::gpu::probe::Probe;
-use crate::agent::node::config::AgentConfig;
-use crate::agent::node::run::{AgentError, SeenNode, run_nodes};
-use crate::cli::simulated::fleet::{Fleet, FleetNode};
-use crate::cli::simulated::probe::SimulatedProbe;
+use crate::simulated::fleet::{Fleet, FleetNode};
+use crate::simulated::probe::SimulatedProbe;
+use agent::gpu::probe::Probe;
+use agent::node::config::AgentConfig;
+use agent::node::run::{AgentError, SeenNode, run_nodes};
 
 /// Plays all nodes of `fleet` in one process, with their reports spread over the period, until
 /// `stop` is done.

@@ -8,15 +8,15 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use serde::de::DeserializeOwned;
 
-use crate::api::commands::{DeviceItem, TenantItem};
-use crate::api::page::{Team, TeamList};
-use crate::api::state::{Node, State};
-use crate::cli::base::connect;
-use crate::cli::base::connect::{ServerArgs, is_name};
-use crate::cli::base::failure::Failure;
-use crate::cli::base::plain::{LookArgs, Output, colored, print, table};
-use crate::cli::top::rows::Row;
-use crate::cli::top::sums::Sums;
+use crate::base::connect;
+use crate::base::connect::{ServerArgs, is_name};
+use crate::base::failure::Failure;
+use crate::base::plain::{LookArgs, Output, colored, print, table};
+use crate::top::rows::Row;
+use crate::top::sums::Sums;
+use wire::api::commands::{DeviceItem, TenantItem};
+use wire::api::page::{Team, TeamList};
+use wire::api::state::{Node, State};
 
 /// Flags of `gpupack top`.
 #[derive(Debug, Args)]

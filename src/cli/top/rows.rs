@@ -1,12 +1,12 @@
 //! The rows of `gpupack top`: cells of nodes, GPUs, tenants and teams.
 
-use crate::api::commands::{DeviceItem, DeviceList, NodeList, TenantItem, TenantList};
-use crate::api::kind::{ApiVersion, DeviceListKind, NodeListKind, TeamListKind, TenantListKind};
-use crate::api::page::{Team, TeamList};
-use crate::api::state::{DeviceKind, Health, InstanceState, Node, NodeReporting, PodState, Tenant};
-use crate::cli::base::failure::Failure;
-use crate::cli::base::plain::{Mood, json};
-use crate::cli::top::sums::Sums;
+use crate::base::failure::Failure;
+use crate::base::plain::{Mood, json};
+use crate::top::sums::Sums;
+use wire::api::commands::{DeviceItem, DeviceList, NodeList, TenantItem, TenantList};
+use wire::api::kind::{ApiVersion, DeviceListKind, NodeListKind, TeamListKind, TenantListKind};
+use wire::api::page::{Team, TeamList};
+use wire::api::state::{DeviceKind, Health, InstanceState, Node, NodeReporting, PodState, Tenant};
 
 /// Cells of the bar that shows the tenants of a GPU.
 const BAR_CELLS: u64 = 8;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::api::state::{Device, DeviceAmount, DeviceKind, Health, Node};
+use wire::api::state::{Device, DeviceAmount, DeviceKind, Health, Node};
 
 /// Sums over the devices of a node.
 #[derive(Debug)]

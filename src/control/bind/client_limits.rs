@@ -2,12 +2,12 @@
 
 use std::cell::LazyCell;
 
-use crate::config::webhook::MemoryLimit;
-use crate::control::shared::app::App;
-use crate::hardware::device::DeviceKind;
-use crate::hardware::units::Demand;
-use crate::kube_api::containers::mps::ClientLimits;
-use crate::model::reservation::{PlacedDevice, Placement, Reservation};
+use crate::shared::app::App;
+use engine::model::reservation::{PlacedDevice, Placement, Reservation};
+use kube_api::config::webhook::MemoryLimit;
+use kube_api::containers::mps::ClientLimits;
+use wire::device::DeviceKind;
+use wire::units::Demand;
 
 /// The limits for the containers of a pod with `placement`: what it is allocated, or under MPS what it may take
 /// at its next start, if that is known.
@@ -51,12 +51,12 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::clock::Clock;
-    use crate::config::file::Config;
-    use crate::hardware::ids::{DeviceId, NodeName};
-    use crate::hardware::pool::ConfiguredIsolation;
-    use crate::hardware::units::{MemMib, Share};
-    use crate::ledger::fixture::ledger;
+    use engine::hardware::pool::ConfiguredIsolation;
+    use engine::ledger::fixture::ledger;
+    use kube_api::config::file::Config;
+    use runtime::clock::Clock;
+    use wire::ids::{DeviceId, NodeName};
+    use wire::units::{MemMib, Share};
 
     /// The limits that are written for 250 MiB of each of these devices.
     fn limits(settings: &str, devices: &[&str]) -> String {

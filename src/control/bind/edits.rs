@@ -7,19 +7,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::control::bind::client_limits::client_limits;
-use crate::control::shared::app::App;
-use crate::control::shared::edited::Known;
-use crate::hardware::ids::{NodeName, PodUid};
-use crate::kube_api::pod::seen_pod::SeenPod;
-use crate::kube_api::request::placement::encode;
-use crate::kube_api::request::written::patch_to;
-use crate::kube_api::write::events::NoticeReason;
-use crate::kube_api::write::outcome::PatchOutcome;
-use crate::kube_api::write::target::PodKey;
+use crate::bind::client_limits::client_limits;
 use crate::metrics::labels::EditResult;
-use crate::model::reservation::{Placement, PodRef, ReservationState};
-use crate::mutation::{Mutation, mutated};
+use crate::shared::app::App;
+use crate::shared::edited::Known;
+use engine::model::reservation::{Placement, PodRef, ReservationState};
+use kube_api::pod::seen_pod::SeenPod;
+use kube_api::request::placement::encode;
+use kube_api::request::written::patch_to;
+use kube_api::write::events::NoticeReason;
+use kube_api::write::outcome::PatchOutcome;
+use kube_api::write::target::PodKey;
+use wire::ids::{NodeName, PodUid};
+use wire::mutation::{Mutation, mutated};
 
 /// Pause between two looks for placements to write back.
 const LOOK_EVERY: Duration = Duration::from_secs(1);

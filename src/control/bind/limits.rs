@@ -4,13 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::control::shared::app::App;
-use crate::control::shared::bind_error::BindError;
-use crate::control::shared::passed::{PASSED_FOR, Verdict};
-use crate::hardware::ids::PodUid;
-use crate::kube_api::pod::seen_pod::SeenPod;
-use crate::kube_api::write::target::PodKey;
-use crate::protocol::messages::ExtenderBindingArgs;
+use crate::shared::app::App;
+use crate::shared::bind_error::BindError;
+use crate::shared::passed::{PASSED_FOR, Verdict};
+use kube_api::pod::seen_pod::SeenPod;
+use kube_api::protocol::messages::ExtenderBindingArgs;
+use kube_api::write::target::PodKey;
+use wire::ids::PodUid;
 
 /// How long a bind waits for its permit to read the pod.
 const READ_WITHIN: Duration = Duration::from_secs(1);

@@ -13,23 +13,23 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 
-use crate::control::bind::client_limits::{client_limits, least_at_start};
-use crate::control::shared::app::App;
-use crate::hardware::ids::{DeviceId, PodUid};
-use crate::hardware::units::{Demand, Timestamp};
-use crate::kube_api::pod::gpu_container::GpuContainer;
-use crate::kube_api::pod::seen_pod::SeenPod;
-use crate::kube_api::request::placement::{FENCE, FenceWriter, MPS_MEMORY, encode};
-use crate::kube_api::request::request_error::shown;
-use crate::kube_api::request::written::owned;
-use crate::kube_api::write::events::NoticeReason;
-use crate::kube_api::write::outcome::{Cause, PatchOutcome};
-use crate::kube_api::write::target::PodKey;
+use crate::bind::client_limits::{client_limits, least_at_start};
 use crate::metrics::moves::{MoveReason, MoveResult};
-use crate::model::reservation::{
+use crate::shared::app::App;
+use engine::model::reservation::{
     Departure, Guest, Move, Placement, PodRef, Reservation, ReservationState,
 };
-use crate::mutation::{Mutation, mutated};
+use kube_api::pod::gpu_container::GpuContainer;
+use kube_api::pod::seen_pod::SeenPod;
+use kube_api::request::placement::{FENCE, FenceWriter, MPS_MEMORY, encode};
+use kube_api::request::request_error::shown;
+use kube_api::request::written::owned;
+use kube_api::write::events::NoticeReason;
+use kube_api::write::outcome::{Cause, PatchOutcome};
+use kube_api::write::target::PodKey;
+use wire::ids::{DeviceId, PodUid};
+use wire::mutation::{Mutation, mutated};
+use wire::units::{Demand, Timestamp};
 
 /// Pause before the next look at a move that goes on.
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -58,7 +58,7 @@ pub(crate) enum Next {
 }
 
 /// Moves all guests of a node home that are recalled, or those of all nodes, each in a task of its own.
-pub(crate) fn recall(app: &Arc<App>, node: Option<&str>) {
+pub fn recall(app: &Arc<App>, node: Option<&str>) {
     if !app.leading.is_here() || !app.is_fenced() {
         return;
     }

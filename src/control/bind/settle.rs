@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use futures::StreamExt;
 
-use crate::control::shared::app::App;
-use crate::control::shared::bind_error::BindError;
-use crate::control::shared::bind_locks::BindLock;
-use crate::hardware::ids::PodUid;
-use crate::kube_api::pod::seen_pod::SeenPod;
-use crate::kube_api::write::outcome::{Fenced, Settled};
-use crate::kube_api::write::target::{BindTarget, PodKey};
-use crate::model::reservation::{PodRef, Reservation, ReservationState};
-use crate::mutation::{Mutation, mutated};
+use crate::shared::app::App;
+use crate::shared::bind_error::BindError;
+use crate::shared::bind_locks::BindLock;
+use engine::model::reservation::{PodRef, Reservation, ReservationState};
+use kube_api::pod::seen_pod::SeenPod;
+use kube_api::write::outcome::{Fenced, Settled};
+use kube_api::write::target::{BindTarget, PodKey};
+use wire::ids::PodUid;
+use wire::mutation::{Mutation, mutated};
 
 /// Pause before the API server is called again about an undecided Binding.
 const READ_AGAIN_AFTER: Duration = Duration::from_millis(500);

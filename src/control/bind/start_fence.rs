@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use futures::StreamExt;
 
-use crate::control::shared::app::App;
-use crate::control::shared::in_flight::{HeldPod, NamedPod};
-use crate::hardware::ids::PodUid;
-use crate::kube_api::write::outcome::Fenced;
-use crate::kube_api::write::target::PodKey;
-use crate::model::reservation::PodRef;
-use crate::mutation::{Mutation, mutated};
+use crate::shared::app::App;
+use crate::shared::in_flight::{HeldPod, NamedPod};
+use engine::model::reservation::PodRef;
+use kube_api::write::outcome::Fenced;
+use kube_api::write::target::PodKey;
+use wire::ids::PodUid;
+use wire::mutation::{Mutation, mutated};
 
 /// Pause before the next look whether pods and nodes are listed.
 const LOOK_EVERY: Duration = Duration::from_millis(10);

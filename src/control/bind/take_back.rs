@@ -9,24 +9,24 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::control::bind::client_limits::{client_limits, least_at_start};
-use crate::control::bind::recall::{
+use crate::bind::client_limits::{client_limits, least_at_start};
+use crate::bind::recall::{
     Ends, LOOK_AGAIN, NO_RESTART, Next, Read, Resized, STAY_FOR, TRY_AGAIN, names, read, resize,
 };
-use crate::control::shared::app::App;
-use crate::hardware::ids::{DeviceId, NodeName};
-use crate::hardware::units::Timestamp;
-use crate::kube_api::pod::gpu_container::GpuContainer;
-use crate::kube_api::pod::seen_pod::SeenPod;
-use crate::kube_api::request::placement::{MPS_MEMORY, encode};
-use crate::kube_api::request::written::owned;
-use crate::kube_api::write::events::NoticeReason;
-use crate::kube_api::write::outcome::PatchOutcome;
-use crate::kube_api::write::target::PodKey;
-use crate::ledger::change::commits::Debt;
 use crate::metrics::moves::{MoveReason, MoveResult};
-use crate::model::reservation::{BorrowedMemory, Move, PodRef};
-use crate::mutation::{Mutation, mutated};
+use crate::shared::app::App;
+use engine::ledger::change::commits::Debt;
+use engine::model::reservation::{BorrowedMemory, Move, PodRef};
+use kube_api::pod::gpu_container::GpuContainer;
+use kube_api::pod::seen_pod::SeenPod;
+use kube_api::request::placement::{MPS_MEMORY, encode};
+use kube_api::request::written::owned;
+use kube_api::write::events::NoticeReason;
+use kube_api::write::outcome::PatchOutcome;
+use kube_api::write::target::PodKey;
+use wire::ids::{DeviceId, NodeName};
+use wire::mutation::{Mutation, mutated};
+use wire::units::Timestamp;
 
 /// Age of the end of a container from which on a list shows only what ran after it.
 pub(crate) const SAMPLED_WITHIN: Duration = Duration::from_secs(1);
@@ -43,7 +43,7 @@ struct Order {
 
 /// Takes back what pods of a node, or of all nodes, use above their request and others lack, each in a
 /// task of its own.
-pub(crate) fn take_back(app: &Arc<App>, node: Option<&str>) {
+pub fn take_back(app: &Arc<App>, node: Option<&str>) {
     if !app.leading.is_here() || !app.is_fenced() {
         return;
     }

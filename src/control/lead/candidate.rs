@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::control::lead::informing::join;
-use crate::control::shared::app::App;
-use crate::control::shared::in_flight::{HeldPod, NamedPod};
-use crate::control::shared::leader::{Leader, Replica};
-use crate::control::shared::log_limit::LogLimit;
-use crate::hardware::units::Timestamp;
-use crate::kube_api::write::lease::{Held, LeaseAnswer};
-use crate::mutation::{Mutation, mutated};
+use crate::lead::informing::join;
+use crate::shared::app::App;
+use crate::shared::in_flight::{HeldPod, NamedPod};
+use crate::shared::leader::{Leader, Replica};
+use crate::shared::log_limit::LogLimit;
+use kube_api::write::lease::{Held, LeaseAnswer};
+use wire::mutation::{Mutation, mutated};
+use wire::units::Timestamp;
 
 /// Pause between two looks at the Lease of another replica.
 const LOOK_EVERY: Duration = Duration::from_millis(500);

@@ -14,15 +14,13 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::{Either, select};
 
-use crate::control::bind::start_fence::{Scope, fence};
-use crate::control::lead::candidate::{
-    AGAIN_AFTER, Candidate, Won, holder_of, valid_until, within,
-};
-use crate::control::shared::app::App;
-use crate::control::shared::leader::{Leader, Replica};
-use crate::hardware::units::Timestamp;
-use crate::kube_api::write::lease::{Held, LeaseAnswer};
-use crate::mutation::{Mutation, mutated};
+use crate::bind::start_fence::{Scope, fence};
+use crate::lead::candidate::{AGAIN_AFTER, Candidate, Won, holder_of, valid_until, within};
+use crate::shared::app::App;
+use crate::shared::leader::{Leader, Replica};
+use kube_api::write::lease::{Held, LeaseAnswer};
+use wire::mutation::{Mutation, mutated};
+use wire::units::Timestamp;
 
 /// How long calls are refused after the Lease was given away, before and after a successor is known: until
 /// the Service names that one.

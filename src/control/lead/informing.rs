@@ -7,13 +7,13 @@ use futures::future::select;
 use hyper::Request;
 use serde::Serialize;
 
-use crate::control::shared::app::App;
-use crate::control::shared::in_flight::{HeldPod, Join, Message};
-use crate::control::shared::leader::Replica;
-use crate::control::shared::log_limit::LogLimit;
-use crate::hardware::ids::PodUid;
-use crate::http_client::address_with;
-use crate::kube_api::write::lease::Held;
+use crate::shared::app::App;
+use crate::shared::in_flight::{HeldPod, Join, Message};
+use crate::shared::leader::Replica;
+use crate::shared::log_limit::LogLimit;
+use kube_api::write::lease::Held;
+use runtime::http_client::address_with;
+use wire::ids::PodUid;
 
 /// Where a follower takes messages.
 const BINDINGS_PATH: &str = "/v1/replicas/bindings";

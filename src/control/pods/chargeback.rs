@@ -6,14 +6,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::control::shared::app::App;
-use crate::control::shared::priority_classes::Account;
-use crate::hardware::ids::PodUid;
-use crate::hardware::units::Share;
 use crate::metrics::demand::AccountUse;
-use crate::model::device_state::DeviceState;
-use crate::model::node_state::NodeState;
-use crate::usage::node_details::NodeDetails;
+use crate::shared::app::App;
+use crate::shared::priority_classes::Account;
+use engine::model::device_state::DeviceState;
+use engine::model::node_state::NodeState;
+use engine::usage::node_details::NodeDetails;
+use wire::ids::PodUid;
+use wire::units::Share;
 
 /// Longest time that one sample counts for: what was held while the process stood still is unknown.
 const LONGEST: Duration = Duration::from_secs(60);

@@ -3,13 +3,13 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::control::pods::wording::counted;
-use crate::control::shared::app::App;
-use crate::hardware::ids::PodUid;
-use crate::hardware::units::Share;
-use crate::kube_api::pod::seen_pod::SeenPod;
-use crate::ledger::suggest::together::{GroupKey, agreed_size, group_key};
-use crate::ledger::suggest::waiting::{WaitingPod, WaitingState};
+use crate::pods::wording::counted;
+use crate::shared::app::App;
+use engine::ledger::suggest::together::{GroupKey, agreed_size, group_key};
+use engine::ledger::suggest::waiting::{WaitingPod, WaitingState};
+use kube_api::pod::seen_pod::SeenPod;
+use wire::ids::PodUid;
+use wire::units::Share;
 
 /// A pod of a group that waits, in the order in which they start.
 type Member = (Reverse<i32>, i64, PodUid);
@@ -31,7 +31,7 @@ pub(crate) struct GroupState {
 
 /// All groups with a pod that waits.
 #[derive(Debug, Default)]
-pub(crate) struct Groups {
+pub struct Groups {
     known: BTreeMap<GroupKey, GroupState>,
 }
 
@@ -42,7 +42,7 @@ impl Groups {
     }
 
     /// The one of a pod; none if it is in no group.
-    pub(crate) fn around(app: &App, pod: &WaitingPod) -> Self {
+    pub fn around(app: &App, pod: &WaitingPod) -> Self {
         match pod.group.as_ref().map(|group| group_key(&pod.namespace, group)) {
             Some(own) => Self::those(app, |key| *key == own),
             None => Self::default(),

@@ -8,16 +8,16 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::control::shared::app::App;
-use crate::hardware::ids::PodUid;
-use crate::hardware::units::Timestamp;
-use crate::kube_api::pod::seen_pod::SeenPod;
-use crate::kube_api::write::events::NoticeReason;
-use crate::ledger::query::queries::PlacementRequest;
-use crate::ledger::suggest::requeue::NamedNodes;
-use crate::ledger::suggest::waiting::Unbound;
-use crate::model::rejection::Rejection;
-use crate::mutation::{Mutation, mutated};
+use crate::shared::app::App;
+use engine::ledger::query::queries::PlacementRequest;
+use engine::ledger::suggest::requeue::NamedNodes;
+use engine::ledger::suggest::waiting::Unbound;
+use engine::model::rejection::Rejection;
+use kube_api::pod::seen_pod::SeenPod;
+use kube_api::write::events::NoticeReason;
+use wire::ids::PodUid;
+use wire::mutation::{Mutation, mutated};
+use wire::units::Timestamp;
 
 impl App {
     /// Whether the watch shows a pod of ours that waits with this request. Only such a pod gets a
@@ -129,7 +129,7 @@ impl App {
 
     /// Notes that *filter* is called for a pod: its old hold ends, and the request mix learns its
     /// request.
-    pub(crate) fn note_named(&self, pod: &SeenPod, query: &PlacementRequest, now: Timestamp) {
+    pub fn note_named(&self, pod: &SeenPod, query: &PlacementRequest, now: Timestamp) {
         let uid = &pod.pod.uid;
         if self.may_wait(uid, query) {
             self.waiting.begin_call(Self::waiting_pod(pod, query.clone()), now);
@@ -151,13 +151,13 @@ impl App {
     }
 
     /// Whether room may be held for a pod now.
-    pub(crate) fn may_hold(&self, uid: &PodUid) -> bool {
+    pub fn may_hold(&self, uid: &PodUid) -> bool {
         let now = self.clock.now();
         self.waiting.may_hold(uid, now, self.unbound(uid, now))
     }
 
     /// What would be held for a pod that nothing binds. Looks at all nodes then: not for a caller in the ledger.
-    pub(crate) fn unbound(&self, uid: &PodUid, now: Timestamp) -> Unbound {
+    pub fn unbound(&self, uid: &PodUid, now: Timestamp) -> Unbound {
         let is_unbound = self.waiting.is_unbound(uid, now);
         let Some(state) = self.waiting.pod(uid).filter(|_| is_unbound) else {
             return Unbound::default();
@@ -169,7 +169,7 @@ impl App {
     }
 
     /// Notes that no node fits a pod, and why.
-    pub(crate) fn note_refused(
+    pub fn note_refused(
         &self,
         uid: &PodUid,
         query: &PlacementRequest,
@@ -189,7 +189,7 @@ impl App {
     }
 
     /// Notes that some node fits a pod.
-    pub(crate) fn note_fits(&self, uid: &PodUid, query: &PlacementRequest) {
+    pub fn note_fits(&self, uid: &PodUid, query: &PlacementRequest) {
         if self.may_wait(uid, query) {
             self.requeued(self.waiting.fits(uid));
         }

@@ -1,18 +1,18 @@
 //! Ledger events as log lines and events on the pods that they concern.
 
-use crate::control::bind::edits::tell_edited;
-use crate::control::pods::memory_guard::{
+use crate::bind::edits::tell_edited;
+use crate::pods::memory_guard::{
     OverLimitUse, report_over_limit, report_untracked_memory, report_unverified_isolation,
 };
-use crate::control::shared::app::App;
-use crate::control::shared::log_limit::LogLimit;
-use crate::hardware::device::Health;
-use crate::hardware::ids::{DeviceId, NodeName};
-use crate::hardware::spots::Spot;
-use crate::kube_api::write::events::NoticeReason;
-use crate::model::event::LedgerEvent;
-use crate::model::reservation::PodRef;
-use crate::mutation::{Mutation, mutated};
+use crate::shared::app::App;
+use crate::shared::log_limit::LogLimit;
+use engine::hardware::spots::Spot;
+use engine::model::event::LedgerEvent;
+use engine::model::reservation::PodRef;
+use kube_api::write::events::NoticeReason;
+use wire::device::Health;
+use wire::ids::{DeviceId, NodeName};
+use wire::mutation::{Mutation, mutated};
 
 /// Whether a line about a report may be written now; then how many were left out since the last. An
 /// agent can report another inventory each time.

@@ -5,22 +5,22 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::api::state;
-use crate::control::shared::app::App;
-use crate::hardware::ids::{DeviceId, NodeName, PodUid};
-use crate::hardware::units::MemMib;
-use crate::kube_api::pod::seen_pod::SeenPod;
-use crate::kube_api::write::events::NoticeReason;
-use crate::kube_api::write::evict::{EvictOutcome, Run};
-use crate::kube_api::write::target::PodKey;
 use crate::metrics::guard::{EvictionReason, EvictionResult};
-use crate::model::isolation::Mode;
-use crate::model::node_state::NodeState;
-use crate::model::reservation::PodRef;
-use crate::mutation::{Mutation, mutated};
-use crate::usage::node_details::NodeDetails;
-use crate::usage::over_limit::{Answer, Evictions};
-use crate::usage::samples::{OnDevice, OverLimitPod, Use};
+use crate::shared::app::App;
+use engine::model::isolation::Mode;
+use engine::model::node_state::NodeState;
+use engine::model::reservation::PodRef;
+use engine::usage::node_details::NodeDetails;
+use engine::usage::over_limit::{Answer, Evictions};
+use engine::usage::samples::{OnDevice, OverLimitPod, Use};
+use kube_api::pod::seen_pod::SeenPod;
+use kube_api::write::events::NoticeReason;
+use kube_api::write::evict::{EvictOutcome, Run};
+use kube_api::write::target::PodKey;
+use wire::api::state;
+use wire::ids::{DeviceId, NodeName, PodUid};
+use wire::mutation::{Mutation, mutated};
+use wire::units::MemMib;
 
 /// Pause between two looks for over-limit pods to evict.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -33,7 +33,7 @@ pub(crate) struct OverLimitUse<'a> {
 }
 
 /// The over-limit pods on a device of `node`.
-pub(crate) fn over_limit_pods(node: &NodeState, on: &OnDevice) -> Vec<state::OverLimitPod> {
+pub fn over_limit_pods(node: &NodeState, on: &OnDevice) -> Vec<state::OverLimitPod> {
     let over = on.pods.iter().filter(|(_, seen)| seen.lists_over > 0);
     let view = |(uid, seen): (&PodUid, &Use)| state::OverLimitPod {
         pod_uid: uid.to_string(),
@@ -46,7 +46,7 @@ pub(crate) fn over_limit_pods(node: &NodeState, on: &OnDevice) -> Vec<state::Ove
 }
 
 /// What a pod uses beyond what it may, as the end of a sentence; empty if nothing.
-pub(crate) fn excesses(details: &NodeDetails, uid: &PodUid) -> String {
+pub fn excesses(details: &NodeDetails, uid: &PodUid) -> String {
     let mut text = String::new();
     for (device, on) in details.usage_samples.devices() {
         let seen = on.pods.get(uid).filter(|seen| seen.lists_over > 0);

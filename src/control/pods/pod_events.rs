@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use crate::control::bind::edits::see_written;
-use crate::control::shared::app::App;
-use crate::hardware::ids::{NodeName, PodUid};
-use crate::kube_api::pod::seen_pod::SeenPod;
-use crate::kube_api::pod::start_failure::StartFailure;
-use crate::kube_api::pod::watch::Sink;
-use crate::kube_api::write::events::NoticeReason;
-use crate::ledger::change::facts::{MoveFact, PodFact};
-use crate::ledger::suggest::together::group_key;
-use crate::model::event::LedgerEvent;
-use crate::model::request::GpuRequest;
-use crate::model::reservation::Tenure;
+use crate::bind::edits::see_written;
+use crate::shared::app::App;
+use engine::ledger::change::facts::{MoveFact, PodFact};
+use engine::ledger::suggest::together::group_key;
+use engine::model::event::LedgerEvent;
+use engine::model::request::GpuRequest;
+use engine::model::reservation::Tenure;
+use kube_api::pod::seen_pod::SeenPod;
+use kube_api::pod::start_failure::StartFailure;
+use kube_api::pod::watch::Sink;
+use kube_api::write::events::NoticeReason;
+use wire::ids::{NodeName, PodUid};
 
 impl App {
     /// Takes into the ledger a bound pod that was read before the watch shows it.

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use crate::api::moves;
-use crate::api::moves::{EmptyProposal, Location, MoveProposals, PlaceProposal};
-use crate::control::shared::app::App;
-use crate::ledger::query::queries::PlacementRequest;
-use crate::ledger::suggest::displacement::MOST_MOVES;
-use crate::ledger::suggest::moves::{Move, Relocation};
-use crate::ledger::suggest::waiting::WaitingState;
-use crate::model::reservation::Placement;
+use crate::shared::app::App;
+use engine::ledger::query::queries::PlacementRequest;
+use engine::ledger::suggest::displacement::MOST_MOVES;
+use engine::ledger::suggest::moves::{Move, Relocation};
+use engine::ledger::suggest::waiting::WaitingState;
+use engine::model::reservation::Placement;
+use wire::api::moves;
+use wire::api::moves::{EmptyProposal, Location, MoveProposals, PlaceProposal};
 
 /// Most different requests of waiting pods that are searched for at once, most important pods
 /// first.

@@ -5,12 +5,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::api::waiting::Obstacle;
-use crate::control::pods::wording;
-use crate::control::shared::app::App;
-use crate::hardware::ids::PodUid;
-use crate::kube_api::write::events::NoticeReason;
-use crate::ledger::suggest::waiting::WaitingState;
+use crate::pods::wording;
+use crate::shared::app::App;
+use engine::ledger::suggest::waiting::WaitingState;
+use kube_api::write::events::NoticeReason;
+use wire::api::waiting::Obstacle;
+use wire::ids::PodUid;
 
 /// Pods whose suggestions are kept fresh: those that the page names.
 const KEPT_FRESH: usize = 100;
@@ -19,7 +19,7 @@ const KEPT_FRESH: usize = 100;
 const MOST_REQUESTS: usize = 20;
 
 /// The next refused pod to which an event is due that says why it waits.
-pub(crate) fn next_untold(app: &App) -> Option<PodUid> {
+pub fn next_untold(app: &App) -> Option<PodUid> {
     loop {
         let uid = app.reasons.untold.lock().pop_first()?;
         if app.is_due(&uid, NoticeReason::NoGpuFits) {
@@ -61,7 +61,7 @@ fn is_about_to_go_on(app: &App, state: &WaitingState) -> bool {
 }
 
 /// Keeps the suggestions of the pods that have waited for longest fresh.
-pub(crate) fn look_again(app: &App) {
+pub fn look_again(app: &App) {
     let waiting = app.waiting.all().into_iter().filter(|state| state.refused.is_some());
     let mut different = BTreeSet::new();
     for WaitingState { waiting: pod, .. } in waiting.take(KEPT_FRESH) {

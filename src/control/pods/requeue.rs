@@ -4,14 +4,14 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::hardware::ids::{NodeName, PodUid};
-use crate::hardware::units::Timestamp;
-use crate::ledger::nodes::state::Ledger;
-use crate::ledger::suggest::requeue::{Group, RequeueOrder};
-use crate::ledger::suggest::waiting::{
+use engine::ledger::nodes::state::Ledger;
+use engine::ledger::suggest::requeue::{Group, RequeueOrder};
+use engine::ledger::suggest::waiting::{
     Change, Progress, Requeued, WaitingPod, WaitingPods, WaitingState,
 };
-use crate::mutation::{Mutation, mutated};
+use wire::ids::{NodeName, PodUid};
+use wire::mutation::{Mutation, mutated};
+use wire::units::Timestamp;
 
 /// A pod that fits and is not bound after this time will not take the room. kube-scheduler binds
 /// within a few hundred milliseconds; otherwise something else is in the way of the pod.

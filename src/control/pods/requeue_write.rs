@@ -4,17 +4,17 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::control::shared::app::App;
-use crate::control::shared::bind_error::BindError;
-use crate::hardware::ids::NodeName;
-use crate::kube_api::pod::seen_pod::SeenPod;
-use crate::kube_api::request::room_note::RoomNote;
-use crate::kube_api::write::outcome::PatchOutcome;
-use crate::kube_api::write::target::PodKey;
-use crate::ledger::suggest::waiting::WaitingPod;
 use crate::metrics::labels::RequeueResult;
-use crate::model::event::LedgerEvent;
-use crate::mutation::{Mutation, mutated};
+use crate::shared::app::App;
+use crate::shared::bind_error::BindError;
+use engine::ledger::suggest::waiting::WaitingPod;
+use engine::model::event::LedgerEvent;
+use kube_api::pod::seen_pod::SeenPod;
+use kube_api::request::room_note::RoomNote;
+use kube_api::write::outcome::PatchOutcome;
+use kube_api::write::target::PodKey;
+use wire::ids::NodeName;
+use wire::mutation::{Mutation, mutated};
 
 /// Pause after a failed write, before the room is offered again.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);

@@ -3,27 +3,27 @@
 
 use std::collections::BTreeMap;
 
-use crate::api::page::KeptReason;
-use crate::api::waiting::Obstacle;
-use crate::control::pods::group_state::{GroupState, Groups};
-use crate::control::pods::wording;
-use crate::control::pods::wording::{
+use crate::pods::group_state::{GroupState, Groups};
+use crate::pods::wording;
+use crate::pods::wording::{
     BEING_BOUND, FITS_NOW, GATED, NOT_REFUSED, Profiles, gpus, with_suggestions,
 };
-use crate::control::shared::app::App;
-use crate::hardware::ids::PodUid;
-use crate::hardware::units::Share;
-use crate::kube_api::write::events::NoticeReason;
-use crate::ledger::query::own_room::Outlook;
-use crate::ledger::query::queries::PlacementRequest;
-use crate::ledger::query::team_limit::Owner;
-use crate::ledger::suggest::search::{Change, Suggestion};
-use crate::ledger::suggest::standing::Standing;
-use crate::ledger::suggest::waiting::{WaitingPod, WaitingState};
-use crate::model::rejection::Rejection;
-use crate::model::request::PodGroup;
-use crate::model::reservation::PodRef;
-use crate::mutation::{Mutation, mutated};
+use crate::shared::app::App;
+use engine::ledger::query::own_room::Outlook;
+use engine::ledger::query::queries::PlacementRequest;
+use engine::ledger::query::team_limit::Owner;
+use engine::ledger::suggest::search::{Change, Suggestion};
+use engine::ledger::suggest::standing::Standing;
+use engine::ledger::suggest::waiting::{WaitingPod, WaitingState};
+use engine::model::rejection::Rejection;
+use engine::model::request::PodGroup;
+use engine::model::reservation::PodRef;
+use kube_api::write::events::NoticeReason;
+use wire::api::page::KeptReason;
+use wire::api::waiting::Obstacle;
+use wire::ids::PodUid;
+use wire::mutation::{Mutation, mutated};
+use wire::units::Share;
 
 /// Most different requests for which one list looks at all nodes. Pods with other ones learn what
 /// their last call found.
@@ -40,15 +40,15 @@ enum Helps {
 
 /// Why a pod waits.
 #[derive(Clone, Debug)]
-pub(crate) struct Why {
+pub struct Why {
     /// What is in its way.
-    pub(crate) obstacle: Obstacle,
+    pub obstacle: Obstacle,
     /// The same in a few words without numbers, as kube-scheduler shows it.
-    pub(crate) reason: String,
+    pub reason: String,
     /// What is missing, with its amount; empty if nothing is.
-    pub(crate) missing: String,
-    pub(crate) nodes: usize,
-    pub(crate) verdict: String,
+    pub missing: String,
+    pub nodes: usize,
+    pub verdict: String,
     /// What nodes say, where that is why it waits.
     rejections: BTreeMap<Rejection, usize>,
     /// What its owner can do about it, beside what the ledger suggests.
@@ -109,17 +109,17 @@ impl Why {
     }
 
     /// Whether a search for suggestions may find some.
-    pub(crate) fn is_helped(&self) -> bool {
+    pub fn is_helped(&self) -> bool {
         self.helps != Helps::Nothing
     }
 
     /// Whether pods that end or move could let it start.
-    pub(crate) fn is_helped_by_room(&self) -> bool {
+    pub fn is_helped_by_room(&self) -> bool {
         self.helps == Helps::All
     }
 
     /// What would help, the cheapest first: of what the ledger `found`, what is true of this pod.
-    pub(crate) fn suggestions(
+    pub fn suggestions(
         &self,
         app: &App,
         pod: &WaitingPod,
@@ -154,23 +154,19 @@ impl Why {
 
 impl App {
     /// Whether the team of a pod may not have what it requests.
-    pub(crate) fn is_at_team_limit(
-        &self,
-        (uid, namespace): Owner<'_>,
-        query: &PlacementRequest,
-    ) -> bool {
+    pub fn is_at_team_limit(&self, (uid, namespace): Owner<'_>, query: &PlacementRequest) -> bool {
         let may_have = |gpu| self.ledger.teams.may_have(uid, namespace, gpu);
         let may_have = query.gpu.as_ref().is_none_or(may_have);
         !may_have && !mutated(Mutation::TeamLimitUnchecked)
     }
 
     /// Whether pods that are to go for this one are still there.
-    pub(crate) fn has_victims(&self, uid: &PodUid) -> bool {
+    pub fn has_victims(&self, uid: &PodUid) -> bool {
         self.preemptors.victims(uid).iter().any(|it| self.ledger.has_pod(it))
     }
 
     /// What a pod waits for wherever it fits.
-    pub(crate) fn waits_for(
+    pub fn waits_for(
         &self,
         owner: Owner<'_>,
         group: Option<&PodGroup>,
@@ -191,7 +187,7 @@ impl App {
     }
 
     /// Why a pod waits, by what the nodes answer to it.
-    pub(crate) fn why(&self, state: &WaitingState, outlook: &Outlook, groups: &Groups) -> Why {
+    pub fn why(&self, state: &WaitingState, outlook: &Outlook, groups: &Groups) -> Why {
         let (pod, query) = (&state.waiting, &state.waiting.query);
         let (uid, owner) = (&pod.pod.uid, (&pod.pod.uid, &*pod.namespace));
         if let Some(node) = self.ledger.assumed_on(uid, query) {
@@ -289,7 +285,7 @@ fn kept_room(app: &App, pod: &WaitingPod) -> String {
 }
 
 /// Why room is kept for a pod.
-pub(crate) fn kept_reason(app: &App, pod: &WaitingPod) -> KeptReason {
+pub fn kept_reason(app: &App, pod: &WaitingPod) -> KeptReason {
     match (&pod.group, app.preemptors.has(&pod.pod.uid)) {
         (Some(_), _) => KeptReason::Group,
         (None, true) => KeptReason::PodsLeave,
@@ -298,7 +294,7 @@ pub(crate) fn kept_reason(app: &App, pod: &WaitingPod) -> KeptReason {
 }
 
 /// Why each pod of a list waits. Pods with the same request are answered at once.
-pub(crate) struct Whys<'a> {
+pub struct Whys<'a> {
     app: &'a App,
     groups: Groups,
     looked: BTreeMap<Line, Outlook>,
@@ -310,12 +306,12 @@ type Line = (PlacementRequest, Option<String>, Option<PodUid>);
 
 impl<'a> Whys<'a> {
     /// Of the current state.
-    pub(crate) fn of(app: &'a App) -> Self {
+    pub fn of(app: &'a App) -> Self {
         Self { app, groups: Groups::of(app), looked: BTreeMap::new() }
     }
 
     /// Why a pod waits, and whether the nodes were asked now.
-    pub(crate) fn why(&mut self, state: &WaitingState) -> (Why, bool) {
+    pub fn why(&mut self, state: &WaitingState) -> (Why, bool) {
         let (app, pod) = (self.app, &state.waiting);
         let uid = &pod.pod.uid;
         let own = (!app.ledger.own_room(uid).is_empty()).then(|| uid.clone());

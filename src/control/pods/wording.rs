@@ -5,21 +5,21 @@ use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 
-use crate::api::waiting::Obstacle;
-use crate::hardware::ids::{DeviceId, MigProfile};
-use crate::hardware::pool::Borrow;
-use crate::hardware::spots::Spot;
-use crate::hardware::units::{Demand, Share};
-use crate::kube_api::pod::seen_pod::SeenPod;
-use crate::kube_api::request::placement::PLACEMENT;
-use crate::ledger::nodes::state::Ledger;
-use crate::ledger::query::queries::PlacementRequest;
-use crate::ledger::suggest::search::{Change, Ends, Lever, Suggestion};
-use crate::model::device_state::{DeviceState, Origin};
-use crate::model::node_state::{NodeReporting, NodeState};
-use crate::model::rejection::Rejection;
-use crate::model::request::{Amount, GpuRequest, Isolation};
-use crate::model::reservation::{PodRef, Reservation, ReservationState};
+use engine::hardware::pool::Borrow;
+use engine::hardware::spots::Spot;
+use engine::ledger::nodes::state::Ledger;
+use engine::ledger::query::queries::PlacementRequest;
+use engine::ledger::suggest::search::{Change, Ends, Lever, Suggestion};
+use engine::model::device_state::{DeviceState, Origin};
+use engine::model::node_state::{NodeReporting, NodeState};
+use engine::model::rejection::Rejection;
+use engine::model::request::{Amount, GpuRequest, Isolation};
+use engine::model::reservation::{PodRef, Reservation, ReservationState};
+use kube_api::pod::seen_pod::SeenPod;
+use kube_api::request::placement::PLACEMENT;
+use wire::api::waiting::Obstacle;
+use wire::ids::{DeviceId, MigProfile};
+use wire::units::{Demand, Share};
 
 /// Why a pod still waits that fits.
 pub(crate) const FITS_NOW: &str = "a node fits: kube-scheduler's own filters refuse it, or kube-scheduler has not called again yet";
@@ -36,11 +36,11 @@ pub(crate) const GATED: &str =
     "it has scheduling gates: kube-scheduler ignores it until they are removed";
 
 /// What to do about a request that cannot be read.
-pub(crate) const SUGGESTION_REQUEST: &str =
+pub const SUGGESTION_REQUEST: &str =
     "fix the annotation in the pod's template and create the pod again";
 
 /// What to do about a pod that runs without a placement that counts.
-pub(crate) const SUGGESTION_UNPLACED: &str = "create the pod again, so that gpupack places it";
+pub const SUGGESTION_UNPLACED: &str = "create the pod again, so that gpupack places it";
 
 /// What to do about a request for a MIG instance in a cluster without any.
 const NO_MIG: &str = "no GPU of the cluster has MIG instances, and none can be made: request `gpu-memory` or \
@@ -59,7 +59,7 @@ const MOST_SUGGESTIONS: usize = 3;
 const MOST_PODS: usize = 5;
 
 /// A number with its noun.
-pub(crate) fn counted(number: usize, one: &str, many: &str) -> String {
+pub fn counted(number: usize, one: &str, many: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { many })
 }
 
@@ -139,11 +139,11 @@ pub(crate) fn with_suggestions(mut sentence: String, suggestions: &[String]) -> 
 }
 
 /// The MIG profiles of a cluster. To find them takes a look at all nodes, which few pods need.
-pub(crate) type Profiles<'a> =
+pub type Profiles<'a> =
     LazyCell<BTreeSet<MigProfile>, Box<dyn FnOnce() -> BTreeSet<MigProfile> + 'a>>;
 
 /// The same by the ledger, once they are needed.
-pub(crate) fn profiles(ledger: &Ledger) -> Profiles<'_> {
+pub fn profiles(ledger: &Ledger) -> Profiles<'_> {
     LazyCell::new(Box::new(|| ledger.mig_profiles()))
 }
 
@@ -333,7 +333,7 @@ fn named(pods: &[PodRef], sees: &dyn Fn(&str) -> bool) -> String {
 }
 
 /// A request in words, for people.
-pub(crate) fn in_words(request: &GpuRequest) -> String {
+pub fn in_words(request: &GpuRequest) -> String {
     let amount = amount(&request.amount);
     let mut words = match request.count {
         NonZeroU32::MIN => amount,
@@ -363,7 +363,7 @@ fn amount(amount: &Amount) -> String {
 }
 
 /// What is said of a pod with a node whose annotations were damaged, as the end of a sentence.
-pub(crate) fn unreadable(pod: &SeenPod) -> String {
+pub fn unreadable(pod: &SeenPod) -> String {
     let placement = match &pod.placement {
         Ok(Some(_)) => String::new(),
         Ok(None) => format!("; it has no annotation `{PLACEMENT}`"),
@@ -390,7 +390,7 @@ pub(crate) fn restarts(count: usize) -> String {
 
 /// How much a pod with a limit may use where it runs, in a pool that lends, as the end of a sentence. Limits are
 /// whole slots where a device has slots.
-pub(crate) fn limit(node: &NodeState, held: &Reservation) -> String {
+pub fn limit(node: &NodeState, held: &Reservation) -> String {
     let [placed] = &held.placement.devices[..] else { return String::new() };
     let on = held.guest_on().filter(|_| !held.is_going_home()).unwrap_or(&placed.id);
     let device = node.devices().iter().find(|it| it.device().id == *on);
@@ -409,7 +409,7 @@ pub(crate) fn limit(node: &NodeState, held: &Reservation) -> String {
 }
 
 /// Where a pod runs, if not on the device that it is allocated, as the end of a sentence.
-pub(crate) fn guest(held: &Reservation) -> String {
+pub fn guest(held: &Reservation) -> String {
     match held.guest_on() {
         None => String::new(),
         Some(on) if held.is_going_home() => format!("; it is being moved there from {on}"),
@@ -418,7 +418,7 @@ pub(crate) fn guest(held: &Reservation) -> String {
 }
 
 /// What is said of a bound pod whose devices are not there any more, as the end of a sentence.
-pub(crate) fn lost(node: &NodeState, held: &Reservation) -> String {
+pub fn lost(node: &NodeState, held: &Reservation) -> String {
     if node.state() != NodeReporting::Reporting || held.state != ReservationState::Confirmed {
         return String::new();
     }

@@ -3,19 +3,19 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::config::guard::PreemptionConfig;
-use crate::control::room::standing::{StandingHolds, StandingRules, Step};
-use crate::hardware::ids::PodUid;
-use crate::hardware::units::{Share, Timestamp};
-use crate::kube_api::request::room_note::RoomNote;
-use crate::ledger::change::facts::PodFact;
-use crate::ledger::fixture::{bound, hello, ledger, pod, see_node, share_query};
-use crate::ledger::nodes::state::Ledger;
-use crate::ledger::suggest::preemptors::Preemptors;
-use crate::ledger::suggest::together::BoundGroups;
-use crate::ledger::suggest::waiting::{WaitingPod, WaitingPods};
-use crate::model::rejection::Rejection;
-use crate::model::reservation::Tenure;
+use crate::room::standing::{StandingHolds, StandingRules, Step};
+use engine::ledger::change::facts::PodFact;
+use engine::ledger::fixture::{bound, hello, ledger, pod, see_node, share_query};
+use engine::ledger::nodes::state::Ledger;
+use engine::ledger::suggest::preemptors::Preemptors;
+use engine::ledger::suggest::together::BoundGroups;
+use engine::ledger::suggest::waiting::{WaitingPod, WaitingPods};
+use engine::model::rejection::Rejection;
+use engine::model::reservation::Tenure;
+use kube_api::config::guard::PreemptionConfig;
+use kube_api::request::room_note::RoomNote;
+use wire::ids::PodUid;
+use wire::units::{Share, Timestamp};
 
 /// All nodes.
 pub(crate) const ALL: &[&str] = &["m", "n"];

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::control::room::owners::Owner;
-use crate::hardware::ids::{NodeName, PodUid, PoolName};
-use crate::hardware::units::Timestamp;
-use crate::ledger::suggest::preemption::FoundRoom;
-use crate::ledger::suggest::requeue::NamedNodes;
-use crate::ledger::suggest::together::GroupKey;
+use crate::room::owners::Owner;
+use engine::ledger::suggest::preemption::FoundRoom;
+use engine::ledger::suggest::requeue::NamedNodes;
+use engine::ledger::suggest::together::GroupKey;
+use wire::ids::{NodeName, PodUid, PoolName};
+use wire::units::Timestamp;
 
 /// The groups for which room is kept, and those that wait for it.
 #[derive(Default)]

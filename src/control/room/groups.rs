@@ -3,20 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::control::room::group_rooms::{Missed, Started, amount};
-use crate::control::room::owners::{Owner, TURN, editions};
-use crate::control::room::standing::{
-    Facts, GROUP_TIMEOUT, Held, StandingHolds, StandingRules, Step,
-};
-use crate::hardware::ids::{NodeName, PodUid, PoolName};
-use crate::hardware::units::Timestamp;
-use crate::ledger::nodes::state::Ledger;
-use crate::ledger::query::queries::PlacementRequest;
-use crate::ledger::suggest::preemption::FoundRoom;
-use crate::ledger::suggest::requeue::NamedNodes;
-use crate::ledger::suggest::together::{GroupKey, agreed_size, group_key};
-use crate::ledger::suggest::waiting::{WaitingPod, WaitingState};
-use crate::model::fit::HostRule;
+use crate::room::group_rooms::{Missed, Started, amount};
+use crate::room::owners::{Owner, TURN, editions};
+use crate::room::standing::{Facts, GROUP_TIMEOUT, Held, StandingHolds, StandingRules, Step};
+use engine::ledger::nodes::state::Ledger;
+use engine::ledger::query::queries::PlacementRequest;
+use engine::ledger::suggest::preemption::FoundRoom;
+use engine::ledger::suggest::requeue::NamedNodes;
+use engine::ledger::suggest::together::{GroupKey, agreed_size, group_key};
+use engine::ledger::suggest::waiting::{WaitingPod, WaitingState};
+use engine::model::fit::HostRule;
+use wire::ids::{NodeName, PodUid, PoolName};
+use wire::units::Timestamp;
 
 /// Pods of groups for which one step looks at all nodes.
 const SEARCHES: usize = 512;

@@ -7,22 +7,22 @@ use std::time::Duration;
 
 use futures::{StreamExt, stream};
 
-use crate::control::pods::requeue_write::{Note, requeue_value, write_own};
-use crate::control::room::standing::RoomOrder;
-use crate::control::shared::app::App;
-use crate::hardware::ids::PodUid;
-use crate::hardware::units::Timestamp;
-use crate::kube_api::pod::seen_pod::SeenPod;
-use crate::kube_api::request::room_note::RoomNote;
-use crate::kube_api::write::events::NoticeReason;
-use crate::kube_api::write::evict::{EvictOutcome, Run};
-use crate::kube_api::write::outcome::{Cause, PatchOutcome};
-use crate::kube_api::write::target::PodKey;
-use crate::ledger::suggest::preemptors::Ended;
-use crate::ledger::suggest::waiting::WaitingPod;
 use crate::metrics::guard::{EvictionReason, EvictionResult};
-use crate::model::reservation::PodRef;
-use crate::mutation::{Mutation, mutated};
+use crate::pods::requeue_write::{Note, requeue_value, write_own};
+use crate::room::standing::RoomOrder;
+use crate::shared::app::App;
+use engine::ledger::suggest::preemptors::Ended;
+use engine::ledger::suggest::waiting::WaitingPod;
+use engine::model::reservation::PodRef;
+use kube_api::pod::seen_pod::SeenPod;
+use kube_api::request::room_note::RoomNote;
+use kube_api::write::events::NoticeReason;
+use kube_api::write::evict::{EvictOutcome, Run};
+use kube_api::write::outcome::{Cause, PatchOutcome};
+use kube_api::write::target::PodKey;
+use wire::ids::PodUid;
+use wire::mutation::{Mutation, mutated};
+use wire::units::Timestamp;
 
 /// Victims that are asked to go side by side.
 const AT_ONCE: usize = 16;

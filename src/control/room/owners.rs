@@ -8,12 +8,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::hardware::ids::PodUid;
-use crate::hardware::units::Timestamp;
-use crate::ledger::nodes::state::Ledger;
-use crate::ledger::nodes::teams::TeamName;
-use crate::ledger::suggest::waiting::WaitingPod;
-use crate::model::reservation::Controller;
+use engine::ledger::nodes::state::Ledger;
+use engine::ledger::nodes::teams::TeamName;
+use engine::ledger::suggest::waiting::WaitingPod;
+use engine::model::reservation::Controller;
+use wire::ids::PodUid;
+use wire::units::Timestamp;
 
 /// How long free room is kept for an owner whose room was not used before, or in whose namespace another one's was
 /// not; and how long at most one group of a pool may wait for longer.

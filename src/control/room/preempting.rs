@@ -10,25 +10,25 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::guard::PreemptionConfig;
-use crate::control::room::owners::Owner;
-use crate::control::room::standing::{
+use crate::room::owners::Owner;
+use crate::room::standing::{
     Evictions, Facts, GROUP_TIMEOUT, Held, InVain, Line, RoomOrder, StandingHolds, StandingRules,
     Step, earlier,
 };
-use crate::hardware::ids::PodUid;
-use crate::hardware::units::Timestamp;
-use crate::kube_api::request::room_note::{MOST_VICTIMS, RoomNote};
-use crate::ledger::nodes::state::Ledger;
-use crate::ledger::nodes::teams::{OverQuota, TeamPod};
-use crate::ledger::suggest::preemption::{FoundRoom, PlannedVictims, RoomRequest};
-use crate::ledger::suggest::preemptors::{Ended, Preemptors};
-use crate::ledger::suggest::standing::Holder;
-use crate::ledger::suggest::together::group_key;
-use crate::ledger::suggest::waiting::{WaitingPod, WaitingPods, WaitingState};
-use crate::model::device_state::KeptFor;
-use crate::model::reservation::Tenure;
-use crate::model::workload::Protection;
+use engine::ledger::nodes::state::Ledger;
+use engine::ledger::nodes::teams::{OverQuota, TeamPod};
+use engine::ledger::suggest::preemption::{FoundRoom, PlannedVictims, RoomRequest};
+use engine::ledger::suggest::preemptors::{Ended, Preemptors};
+use engine::ledger::suggest::standing::Holder;
+use engine::ledger::suggest::together::group_key;
+use engine::ledger::suggest::waiting::{WaitingPod, WaitingPods, WaitingState};
+use engine::model::device_state::KeptFor;
+use engine::model::reservation::Tenure;
+use engine::model::workload::Protection;
+use kube_api::config::guard::PreemptionConfig;
+use kube_api::request::room_note::{MOST_VICTIMS, RoomNote};
+use wire::ids::PodUid;
+use wire::units::Timestamp;
 
 /// Pods for which one step searches all nodes.
 const SEARCHES: usize = 16;

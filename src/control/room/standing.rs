@@ -8,24 +8,24 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::guard::PreemptionConfig;
-use crate::control::room::group_rooms::{GroupRooms, amount};
-use crate::control::room::owners::{Amounts, Owner, Owners, editions};
-use crate::hardware::ids::{NodeName, PodUid, PoolName};
-use crate::hardware::units::{Share, Timestamp};
-use crate::ledger::change::hung::Hung;
-use crate::ledger::nodes::state::Ledger;
-use crate::ledger::query::queries::PlacementRequest;
-use crate::ledger::suggest::preemption::FoundRoom;
-use crate::ledger::suggest::preemptors::Preemptors;
-use crate::ledger::suggest::requeue::NamedNodes;
-use crate::ledger::suggest::standing::{Holder, Standing};
-use crate::ledger::suggest::together::BoundGroups;
-use crate::ledger::suggest::waiting::{WaitingPod, WaitingPods, WaitingState};
-use crate::model::device_state::KeptFor;
-use crate::model::event::LedgerEvent;
-use crate::model::reservation::PodRef;
-use crate::mutation::{Mutation, mutated};
+use crate::room::group_rooms::{GroupRooms, amount};
+use crate::room::owners::{Amounts, Owner, Owners, editions};
+use engine::ledger::change::hung::Hung;
+use engine::ledger::nodes::state::Ledger;
+use engine::ledger::query::queries::PlacementRequest;
+use engine::ledger::suggest::preemption::FoundRoom;
+use engine::ledger::suggest::preemptors::Preemptors;
+use engine::ledger::suggest::requeue::NamedNodes;
+use engine::ledger::suggest::standing::{Holder, Standing};
+use engine::ledger::suggest::together::BoundGroups;
+use engine::ledger::suggest::waiting::{WaitingPod, WaitingPods, WaitingState};
+use engine::model::device_state::KeptFor;
+use engine::model::event::LedgerEvent;
+use engine::model::reservation::PodRef;
+use kube_api::config::guard::PreemptionConfig;
+use wire::ids::{NodeName, PodUid, PoolName};
+use wire::mutation::{Mutation, mutated};
+use wire::units::{Share, Timestamp};
 
 /// How long a pod whose room is free may take to be bound. Then something else is in its way, and
 /// the room is for others.

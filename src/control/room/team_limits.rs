@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::control::room::standing::{Facts, StandingHolds, Step, TeamCall};
-use crate::hardware::units::Timestamp;
-use crate::ledger::suggest::waiting::WaitingState;
+use crate::room::standing::{Facts, StandingHolds, Step, TeamCall};
+use engine::ledger::suggest::waiting::WaitingState;
+use wire::units::Timestamp;
 
 /// A pod whose call does not come within this time is called again; each time after twice as long, up to the
 /// second.

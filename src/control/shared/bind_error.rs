@@ -1,9 +1,9 @@
 //! Why a *bind* failed, in the words of the answer to kube-scheduler.
 
-use crate::kube_api::write::outcome::Cause;
-use crate::kube_api::write::target::TargetError;
-use crate::ledger::change::commits::ReserveError;
 use crate::metrics::labels::BindResult;
+use engine::ledger::change::commits::ReserveError;
+use kube_api::write::outcome::Cause;
+use kube_api::write::target::TargetError;
 
 /// Why a bind failed, or why its outcome is not known.
 #[derive(Debug, thiserror::Error)]

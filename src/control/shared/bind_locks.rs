@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use dashmap::DashMap;
 use tokio::sync::{Mutex, OwnedMutexGuard, Semaphore, SemaphorePermit};
 
-use crate::control::shared::bind_error::BindError;
-use crate::hardware::ids::PodUid;
-use crate::kube_api::write::target::BindTarget;
-use crate::mutation::{Mutation, mutated};
+use crate::shared::bind_error::BindError;
+use kube_api::write::target::BindTarget;
+use wire::ids::PodUid;
+use wire::mutation::{Mutation, mutated};
 
 /// The Binding that is on its way for a pod. If its reply is lost, the API server is read for it.
 type OnItsWay = Option<BindTarget>;
@@ -75,7 +75,7 @@ pub struct BindLock<'a> {
 }
 
 /// A call of *bind*, until it is answered.
-pub(crate) struct OpenCall<'a>(&'a AtomicUsize);
+pub struct OpenCall<'a>(&'a AtomicUsize);
 
 impl Drop for OpenCall<'_> {
     fn drop(&mut self) {
@@ -86,7 +86,7 @@ impl Drop for OpenCall<'_> {
 impl BindLocks {
     /// Counts a call of *bind*. It is counted before the look whether this replica leads. So one that
     /// hands over knows of each call that it let in, also of those that have no lock yet.
-    pub(crate) fn begin_call(&self) -> OpenCall<'_> {
+    pub fn begin_call(&self) -> OpenCall<'_> {
         self.calls.fetch_add(1, Ordering::SeqCst);
         OpenCall(&self.calls)
     }

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::hardware::ids::{NodeName, PodUid};
-use crate::hardware::units::Timestamp;
-use crate::kube_api::request::placement::decode;
-use crate::kube_api::request::written::{Written, placement_mark};
-use crate::model::reservation::{Placement, PodRef};
-use crate::mutation::{Mutation, mutated};
+use engine::model::reservation::{Placement, PodRef};
+use kube_api::request::placement::decode;
+use kube_api::request::written::{Written, placement_mark};
+use wire::ids::{NodeName, PodUid};
+use wire::mutation::{Mutation, mutated};
+use wire::units::Timestamp;
 
 /// Most placements written back in one look.
 pub(crate) const WRITES_PER_LOOK: usize = 20;
@@ -189,8 +189,8 @@ pub(crate) fn pause(writes: u32) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use crate::control::shared::edited::{Edits, MAX_EDITED, WRITES_PER_LOOK};
-    use crate::ledger::fixture::{pod, seconds};
+    use crate::shared::edited::{Edits, MAX_EDITED, WRITES_PER_LOOK};
+    use engine::ledger::fixture::{pod, seconds};
 
     fn due(edits: &Edits, second: u64) -> usize {
         edits.take_due(seconds(second)).len()

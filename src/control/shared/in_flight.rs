@@ -11,13 +11,13 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::hardware::ids::PodUid;
-use crate::hardware::units::Timestamp;
-use crate::kube_api::pod::lists::Lists;
-use crate::kube_api::write::target::PodKey;
-use crate::model::reservation::PodRef;
-use crate::mutation::{Mutation, mutated};
-use crate::step::news::News;
+use engine::model::reservation::PodRef;
+use kube_api::pod::lists::Lists;
+use kube_api::write::target::PodKey;
+use runtime::step::news::News;
+use wire::ids::PodUid;
+use wire::mutation::{Mutation, mutated};
+use wire::units::Timestamp;
 
 /// Most followers of a leader.
 const MOST_FOLLOWERS: usize = 8;

@@ -6,13 +6,13 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::hardware::ids::PodUid;
-use crate::hardware::units::Timestamp;
-use crate::ledger::nodes::state::Ledger;
-use crate::ledger::query::own_room::OwnRoom;
-use crate::ledger::query::queries::PlacementRequest;
-use crate::ledger::suggest::search::Suggestion;
-use crate::ledger::suggest::waiting::WaitingPod;
+use engine::ledger::nodes::state::Ledger;
+use engine::ledger::query::own_room::OwnRoom;
+use engine::ledger::query::queries::PlacementRequest;
+use engine::ledger::suggest::search::Suggestion;
+use engine::ledger::suggest::waiting::WaitingPod;
+use wire::ids::PodUid;
+use wire::units::Timestamp;
 
 /// Suggestions are searched for again after this time: others may be cheaper by then.
 pub(crate) const FRESH_FOR: Duration = Duration::from_secs(5);
@@ -31,7 +31,7 @@ type Asked = (PlacementRequest, Option<PodUid>);
 pub struct Reasons {
     kept: Mutex<BTreeMap<Asked, (Timestamp, Vec<Suggestion>)>>,
     pub(crate) untold: Mutex<BTreeSet<PodUid>>,
-    pub(crate) refused: Notify,
+    pub refused: Notify,
 }
 
 impl Reasons {

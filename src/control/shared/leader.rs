@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use crate::kube_api::write::lease::LeaseName;
-use crate::kube_api::write::target::PodKey;
+use kube_api::write::lease::LeaseName;
+use kube_api::write::target::PodKey;
 
 /// The replica that acts, as this one knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,18 +13,18 @@ const PAUSE: Duration = Duration::from_secs(1);
 type Reason = (&'static str, &'static str);
 
 /// When the last line was written for each reason, and how many were left out since.
-pub(crate) struct LogLimit {
+pub struct LogLimit {
     last: Mutex<BTreeMap<Reason, (Duration, u64)>>,
 }
 
 impl LogLimit {
-    pub(crate) const fn new() -> Self {
+    pub const fn new() -> Self {
         Self { last: Mutex::new(BTreeMap::new()) }
     }
 
     /// Whether a line may be written now, on the precise clock; then how many were left out since
     /// the last.
-    pub(crate) fn admits(&self, reason: Reason, now: Duration) -> Option<u64> {
+    pub fn admits(&self, reason: Reason, now: Duration) -> Option<u64> {
         let mut last = self.last.lock();
         let Some((at, left_out)) = last.get_mut(&reason) else {
             last.insert(reason, (now, 0));

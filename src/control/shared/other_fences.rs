@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::hardware::ids::PodUid;
-use crate::hardware::units::Timestamp;
+use wire::ids::PodUid;
+use wire::units::Timestamp;
 
 /// After this time the process that wrote is gone: ten times the grace that Kubernetes gives a pod.
 pub const GONE_AFTER: Duration = Duration::from_secs(300);

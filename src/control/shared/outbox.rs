@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::hardware::ids::NodeName;
-use crate::model::event::LedgerEvent;
-use crate::step::news::News;
+use engine::model::event::LedgerEvent;
+use runtime::step::news::News;
+use wire::ids::NodeName;
 
 /// Ledger events that wait for a background loop. A set: the same event twice is one.
 #[derive(Default)]

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::hardware::ids::{NodeName, PodUid};
-use crate::hardware::units::Timestamp;
+use wire::ids::{NodeName, PodUid};
+use wire::units::Timestamp;
 
 /// How long a pod may be bound where *filter* passed it: the longest time that kube-scheduler lets
 /// a pod wait for permission (`maxTimeout` of its framework).

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use dashmap::DashMap;
 use parking_lot::Mutex;
 
-use crate::hardware::ids::PodUid;
-use crate::hardware::units::Timestamp;
-use crate::kube_api::pod::seen_pod::SeenPod;
+use kube_api::pod::seen_pod::SeenPod;
+use wire::ids::PodUid;
+use wire::units::Timestamp;
 
 /// A namespace and a priority class; the latter is empty if a pod has none.
 pub(crate) type Account = (String, Arc<str>);
@@ -33,7 +33,7 @@ impl PriorityClasses {
         self.of_pods.len()
     }
 
-    pub(crate) fn class_of(&self, uid: &PodUid) -> Arc<str> {
+    pub fn class_of(&self, uid: &PodUid) -> Arc<str> {
         self.of_pods.get(uid).map_or_else(|| Arc::from(""), |class| Arc::clone(&class))
     }
 }

@@ -1,6 +1,6 @@
 //! Refuses what gives a container access to a GPU that is not its own, whatever its variables say.
 //! Of this, operators can only allow ResourceClaims. Everything else is up to
-//! [`pod_security`](crate::kube_api::admission::pod_security).
+//! [`pod_security`](crate::admission::pod_security).
 //!
 //! This does not stop every pod: one that the webhook does not see is limited only by the rules of
 //! its namespace (Pod Security).
@@ -9,12 +9,12 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{PodSpec, SecurityContext, Volume};
 
+use crate::admission::pod_security;
 use crate::config::allowed::{HostFolder, LIFTING_CAPABILITIES, plain};
 use crate::config::webhook::WebhookConfig;
-use crate::kube_api::admission::pod_security;
-use crate::kube_api::containers::admission_error::AdmissionError;
-use crate::kube_api::containers::container_view::ContainerView;
-use crate::kube_api::request::request_error::shown;
+use crate::containers::admission_error::AdmissionError;
+use crate::containers::container_view::ContainerView;
+use crate::request::request_error::shown;
 
 /// Paths of a node with GPU devices or what controls them; `*` stands for the rest of a name.
 const GUARDED_PATHS: [&str; 7] = [

@@ -12,9 +12,9 @@ use k8s_openapi::api::core::v1::{
 };
 
 use crate::config::webhook::WebhookConfig;
-use crate::kube_api::containers::admission_error::AdmissionError;
-use crate::kube_api::containers::container_view::ContainerView;
-use crate::kube_api::request::request_error::shown;
+use crate::containers::admission_error::AdmissionError;
+use crate::containers::container_view::ContainerView;
+use crate::request::request_error::shown;
 
 const CAPABILITIES: [&str; 13] = [
     "AUDIT_WRITE",

@@ -9,10 +9,10 @@ use kube::core::DynamicObject;
 use kube::core::admission::{AdmissionRequest, AdmissionReview};
 use serde_json::Value;
 
-use crate::causes::shown_long;
 use crate::config::webhook::{JOBS, TemplatePath};
-use crate::kube_api::request::bounded::outside_texts;
-use crate::kube_api::request::request_error::shown;
+use crate::request::bounded::outside_texts;
+use crate::request::request_error::shown;
+use runtime::causes::shown_long;
 
 /// The version and kind of an AdmissionReview that is understood.
 const REVIEW: (&str, &str) = ("admission.k8s.io/v1", "AdmissionReview");

@@ -24,36 +24,32 @@ use kube::core::admission::{AdmissionRequest, AdmissionResponse};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::causes::shown_long;
+use crate::admission::confinement::{refuse_container, refuse_pod};
+use crate::admission::review::{Asked, ReviewFault, Templates, name_of, request, with_jobs};
+use crate::admission::templates::{is_counted_by_template, templates};
 use crate::config::allowed::NVIDIA_CLASSES;
 use crate::config::pods::requests::RequestRules;
 use crate::config::webhook::{
     MemoryLimit, THREAD_CAP, TemplatePath, ThreadCap, Unmanaged, WebhookConfig,
 };
-use crate::kube_api::admission::confinement::{refuse_container, refuse_pod};
-use crate::kube_api::admission::review::{
-    Asked, ReviewFault, Templates, name_of, request, with_jobs,
-};
-use crate::kube_api::admission::templates::{is_counted_by_template, templates};
-use crate::kube_api::containers::admission_error::AdmissionError;
-use crate::kube_api::containers::container_view::{ContainerList, ContainerView, containers};
-use crate::kube_api::containers::injection::{Changes, Clients, Owned, blank, granted};
-use crate::kube_api::containers::mps;
-use crate::kube_api::pod::seen_pod::{
-    DEFAULT_SCHEDULER, class_of, container_requests, scheduler_of,
-};
-use crate::kube_api::request::annotations::{
+use crate::containers::admission_error::AdmissionError;
+use crate::containers::container_view::{ContainerList, ContainerView, containers};
+use crate::containers::injection::{Changes, Clients, Owned, blank, granted};
+use crate::containers::mps;
+use crate::pod::seen_pod::{DEFAULT_SCHEDULER, class_of, container_requests, scheduler_of};
+use crate::request::annotations::{
     CONTAINER, DEVICE_COUNT, FRACTION, MAX_MOVE_GRACE, parse_move_grace, parse_request,
 };
-use crate::kube_api::request::other_keys::{check, other_keys};
-use crate::kube_api::request::placement::refuse_reserved_keys;
-use crate::kube_api::request::request_error::{RequestError, shown};
-use crate::kube_api::request::resources::{
+use crate::request::other_keys::{check, other_keys};
+use crate::request::placement::refuse_reserved_keys;
+use crate::request::request_error::{RequestError, shown};
+use crate::request::resources::{
     ContainerRequest, ShortMarker, WHOLE, has_request, markers, markers_of, only, short_marker,
 };
-use crate::kube_api::request::usable::{WORKLOAD, check_class, check_use, chosen};
-use crate::model::request::{GpuRequest, Movable};
-use crate::model::workload::Workload;
+use crate::request::usable::{WORKLOAD, check_class, check_use, chosen};
+use engine::model::request::{GpuRequest, Movable};
+use engine::model::workload::Workload;
+use runtime::causes::shown_long;
 
 /// How long a container may take to end when it is moved, if the pod does not say.
 const MOVE_GRACE_SECONDS: u32 = 5;

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use json_patch::jsonptr::PointerBuf;
 use serde_json::Value;
 
+use crate::admission::review::ReviewFault;
 use crate::config::webhook::TemplatePath;
-use crate::kube_api::admission::review::ReviewFault;
 
 /// Most templates of one object. Kinds with more than two have a dozen.
 const MOST_TEMPLATES: usize = 100;

@@ -1,6 +1,6 @@
 //! Why a pod is not admitted: a text for the client that creates it, with the fault and the fix.
 
-use crate::kube_api::request::request_error::RequestError;
+use crate::request::request_error::RequestError;
 
 /// Why a pod is refused at its creation, or a debug container is not added.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -14,16 +14,16 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Value, json};
 
 use crate::config::webhook::MemoryLimit;
-use crate::kube_api::containers::admission_error::AdmissionError;
-use crate::kube_api::containers::container_view::{
+use crate::containers::admission_error::AdmissionError;
+use crate::containers::container_view::{
     ContainerView, UUIDS_VARIABLE, containers, literal, placed,
 };
-use crate::kube_api::containers::mps;
-use crate::kube_api::request::placement::{DEVICES, DRIVER_MEMORY, MEMORY_MIB, UUIDS};
-use crate::kube_api::request::quantity::{parse_count, parse_milli};
-use crate::kube_api::request::request_error::shown;
-use crate::kube_api::request::resources::{MARKERS, WHOLE};
-use crate::model::request::{Amount, GpuRequest, Isolation, Movable};
+use crate::containers::mps;
+use crate::request::placement::{DEVICES, DRIVER_MEMORY, MEMORY_MIB, UUIDS};
+use crate::request::quantity::{parse_count, parse_milli};
+use crate::request::request_error::shown;
+use crate::request::resources::{MARKERS, WHOLE};
+use engine::model::request::{Amount, GpuRequest, Isolation, Movable};
 
 /// NVIDIA's runtime reads the devices of a container from this variable.
 pub const DEVICES_VARIABLE: &str = "NVIDIA_VISIBLE_DEVICES";

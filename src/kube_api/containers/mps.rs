@@ -13,16 +13,14 @@ use k8s_openapi::api::core::v1::{EnvVar, HostPathVolumeSource, PodSpec, Volume, 
 
 use crate::config::allowed::{HostFolder, plain};
 use crate::config::webhook::ThreadCap;
-use crate::hardware::device::ModelFilter;
-use crate::hardware::ids::ModelName;
-use crate::hardware::units::{Demand, MemMib, Share};
-use crate::kube_api::containers::admission_error::AdmissionError;
-use crate::kube_api::containers::container_view::{ContainerView, UUIDS_VARIABLE, literal, placed};
-use crate::kube_api::request::placement::{
-    DRIVER_MEMORY, DRIVER_SOFT_MEMORY, MPS_MEMORY, MPS_THREADS,
-};
-use crate::kube_api::request::request_error::shown;
-use crate::model::request::{Amount, GpuRequest, Isolation};
+use crate::containers::admission_error::AdmissionError;
+use crate::containers::container_view::{ContainerView, UUIDS_VARIABLE, literal, placed};
+use crate::request::placement::{DRIVER_MEMORY, DRIVER_SOFT_MEMORY, MPS_MEMORY, MPS_THREADS};
+use crate::request::request_error::shown;
+use engine::model::request::{Amount, GpuRequest, Isolation};
+use wire::device::ModelFilter;
+use wire::ids::ModelName;
+use wire::units::{Demand, MemMib, Share};
 
 /// The volume with the folders of all daemons. No other volume of a pod may have this name.
 pub(crate) const VOLUME: &str = "gpupack-mps";

@@ -15,8 +15,8 @@ use tokio::sync::watch;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer;
 
-use crate::certificates::ClientCheck;
-use crate::kube_api::identity::people::Person;
+use crate::identity::people::Person;
+use runtime::certificates::ClientCheck;
 
 /// Where each API server writes how it proves itself.
 const NAMESPACE: &str = "kube-system";

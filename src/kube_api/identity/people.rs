@@ -14,7 +14,7 @@ use kube::{Api, Client};
 use moka::future::Cache;
 use tokio::sync::Semaphore;
 
-use crate::kube_api::identity::review::{
+use crate::identity::review::{
     ASKED_WITHIN, KNOWN_FOR as TOKENS_KNOWN_FOR, KnownTokens, TokenRefusal, unreviewed, user_of,
 };
 

@@ -8,9 +8,7 @@ use k8s_openapi::api::authentication::v1::UserInfo;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client};
 
-use crate::kube_api::identity::review::{
-    KNOWN_FOR, KnownTokens, TokenRefusal, unreviewed, user_of,
-};
+use crate::identity::review::{KNOWN_FOR, KnownTokens, TokenRefusal, unreviewed, user_of};
 
 /// What the API server adds to the user of a token that is bound to a pod.
 const NODE: &str = "authentication.kubernetes.io/node-name";

@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::kube_api::containers::injection::RESTART_CONTAINER;
-use crate::kube_api::request::quantity::parse_milli;
-use crate::model::request::GpuRequest;
-use crate::model::reservation::Move;
+use crate::containers::injection::RESTART_CONTAINER;
+use crate::request::quantity::parse_milli;
+use engine::model::request::GpuRequest;
+use engine::model::reservation::Move;
 
 /// A container that kubelet restarts on request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,8 +101,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::kube_api::pod::seen_pod::SeenPod;
-    use crate::model::request::Movable;
+    use crate::pod::seen_pod::SeenPod;
+    use engine::model::request::Movable;
 
     /// A pod whose container has this CPU request, id and state, and the CPU that kubelet reports.
     fn seen(cpu: &str, id: &str, state: &str, actual: Option<&str>) -> GpuContainer {

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::hardware::units::{HostAmount, MemMib, MilliCpu};
-use crate::kube_api::request::quantity::{NumberError, parse_memory, parse_milli};
+use crate::request::quantity::{NumberError, parse_memory, parse_milli};
+use wire::units::{HostAmount, MemMib, MilliCpu};
 
 /// Most CPU (in thousandths) or memory (in MiB) that is accepted as the request of one container:
 /// far above any node, and so small that no sum over a cluster overflows.

@@ -1,8 +1,8 @@
 //! What a Node object says about its GPUs before an agent reports them.
 
-use crate::hardware::ids::ModelName;
-use crate::hardware::units::MemMib;
-use crate::kube_api::request::quantity::{parse_count, parse_whole};
+use crate::request::quantity::{parse_count, parse_whole};
+use wire::ids::ModelName;
+use wire::units::MemMib;
 
 /// Number of GPUs in a node's allocatable resources.
 const GPU_RESOURCE: &str = "nvidia.com/gpu";

@@ -1,5 +1,5 @@
 //! All nodes and pods of a cluster, read once, for commands that end. Processes that keep running
-//! use [`crate::kube_api::pod::watch`].
+//! use [`crate::pod::watch`].
 
 use std::fmt::Debug;
 
@@ -8,10 +8,10 @@ use kube::api::ListParams;
 use kube::{Api, Client};
 use serde::de::DeserializeOwned;
 
-use crate::hardware::units::HostAmount;
-use crate::kube_api::pod::host::host_offer;
-use crate::kube_api::pod::labels::{LabelledGpus, labelled_gpus};
-use crate::kube_api::pod::seen_pod::SeenPod;
+use crate::pod::host::host_offer;
+use crate::pod::labels::{LabelledGpus, labelled_gpus};
+use crate::pod::seen_pod::SeenPod;
+use wire::units::HostAmount;
 
 /// Objects per page, the same as `kubectl` uses.
 const PAGE: u32 = 500;

@@ -2,7 +2,7 @@
 
 use parking_lot::Mutex;
 
-use crate::step::news::News;
+use runtime::step::news::News;
 
 /// The lists of pods that the watch makes. They are numbered from 1.
 #[derive(Default)]

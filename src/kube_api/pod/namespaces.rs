@@ -7,8 +7,8 @@ use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::de::IgnoredAny;
 
-use crate::kube_api::pod::watched::Facts;
-use crate::ledger::nodes::state::Ledger;
+use crate::pod::watched::Facts;
+use engine::ledger::nodes::state::Ledger;
 
 /// What gpupack needs of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,10 +76,10 @@ impl NamespaceWatch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::units::Share;
-    use crate::ledger::fixture::ledger;
-    use crate::model::charge::Prices;
-    use crate::model::team::{TeamRules, TeamShare};
+    use engine::ledger::fixture::ledger;
+    use engine::model::charge::Prices;
+    use engine::model::team::{TeamRules, TeamShare};
+    use wire::units::Share;
 
     fn watch(label: &str) -> Option<NamespaceWatch> {
         let ledger = Arc::new(ledger("A"));

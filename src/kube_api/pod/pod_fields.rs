@@ -1,4 +1,4 @@
-//! The fields of a pod's JSON that [`SeenPod`](crate::kube_api::pod::seen_pod::SeenPod) needs.
+//! The fields of a pod's JSON that [`SeenPod`](crate::pod::seen_pod::SeenPod) needs.
 //! kube-scheduler sends the whole pod with every call, and the API server sends all pods of the
 //! cluster. To read all fields takes twice as long.
 
@@ -13,8 +13,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference,
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Unexpected, Visitor};
 
-use crate::kube_api::containers::injection::is_of_devices;
-use crate::kube_api::request::bounded::{Bounded, BoundedMap};
+use crate::containers::injection::is_of_devices;
+use crate::request::bounded::{Bounded, BoundedMap};
 
 /// Most containers, statuses or scheduling gates in one list of a pod that any client may have
 /// sent. Objects of the API server have no such limit: it limits their size, and one odd pod must
@@ -295,7 +295,7 @@ impl From<ContainerStatusFields> for ContainerStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube_api::pod::seen_pod::SeenPod;
+    use crate::pod::seen_pod::SeenPod;
     use serde_json::{Value, json};
 
     /// A pod with every field that is read, and some that are not.

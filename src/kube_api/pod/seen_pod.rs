@@ -9,32 +9,32 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
-use crate::causes::shown_long;
 use crate::config::pods::requests::RequestRules;
-use crate::hardware::ids::{NodeName, PodUid};
-use crate::hardware::units::HostAmount;
-use crate::kube_api::containers::injection::takes_devices;
-use crate::kube_api::pod::gpu_container::GpuContainer;
-use crate::kube_api::pod::host::host_amount;
-use crate::kube_api::pod::pod_fields::PodFields;
-use crate::kube_api::pod::start_failure::StartFailure;
-use crate::kube_api::request::annotations::{parse_group, parse_request};
-use crate::kube_api::request::other_keys::{OtherKey, check, other_keys};
-use crate::kube_api::request::placement::{
+use crate::containers::injection::takes_devices;
+use crate::pod::gpu_container::GpuContainer;
+use crate::pod::host::host_amount;
+use crate::pod::pod_fields::PodFields;
+use crate::pod::start_failure::StartFailure;
+use crate::request::annotations::{parse_group, parse_request};
+use crate::request::other_keys::{OtherKey, check, other_keys};
+use crate::request::placement::{
     FENCE, FenceWriter, HOLD, PLACED_PREFIX, PlacementError, decode, fence_digest,
     refuse_reserved_keys,
 };
-use crate::kube_api::request::request_error::RequestError;
-use crate::kube_api::request::resources::{
+use crate::request::request_error::RequestError;
+use crate::request::resources::{
     ContainerKind, ContainerRequest, MARKERS, ShortMarker, markers_of, short_marker,
 };
-use crate::kube_api::request::room_note::RoomNote;
-use crate::kube_api::request::usable::{WORKLOAD, check_class, check_use, workload_of};
-use crate::kube_api::request::written::Written;
-use crate::ledger::change::facts::{MoveFact, PodFact};
-use crate::model::request::{GpuRequest, Movable, PodGroup};
-use crate::model::reservation::{Controller, Placement, PodRef, Tenure};
-use crate::mutation::{Mutation, mutated};
+use crate::request::room_note::RoomNote;
+use crate::request::usable::{WORKLOAD, check_class, check_use, workload_of};
+use crate::request::written::Written;
+use engine::ledger::change::facts::{MoveFact, PodFact};
+use engine::model::request::{GpuRequest, Movable, PodGroup};
+use engine::model::reservation::{Controller, Placement, PodRef, Tenure};
+use runtime::causes::shown_long;
+use wire::ids::{NodeName, PodUid};
+use wire::mutation::{Mutation, mutated};
+use wire::units::HostAmount;
 
 /// The scheduler of pods that name none. It may also serve pods that gpupack does not.
 pub(crate) const DEFAULT_SCHEDULER: &str = "default-scheduler";
@@ -52,7 +52,7 @@ pub const LONGEST_UID: usize = 64;
 const MOST_ANNOTATIONS: usize = 256 << 10;
 
 /// Most bytes of a pod's annotations with those of a Binding. The rest is room for the annotation
-/// that [`write_fence`](crate::kube_api::write::writer::ApiWriter::write_fence) writes.
+/// that [`write_fence`](crate::write::writer::ApiWriter::write_fence) writes.
 pub(crate) const MAX_ANNOTATION_BYTES: usize = MOST_ANNOTATIONS - 1024;
 
 /// Most annotations of a pod that are not gpupack's own. The shipped policies allow no more, and

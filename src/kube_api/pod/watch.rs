@@ -15,20 +15,20 @@ use kube::runtime::watcher;
 use kube::{Api, Client};
 use tokio::sync::watch;
 
-use crate::clock::Clock;
-use crate::hardware::ids::{NodeName, PodUid, PoolName};
-use crate::hardware::units::{MemMib, Timestamp};
-use crate::kube_api::pod::lists::Lists;
-use crate::kube_api::pod::namespaces::{NamespaceFacts, NamespaceWatch};
-use crate::kube_api::pod::seen_pod::SeenPod;
-use crate::kube_api::pod::start_failure::StartFailure;
-use crate::kube_api::pod::watched::{Facts, NodeFacts, Watched};
-use crate::ledger::change::facts::PodFact;
-use crate::ledger::nodes::state::Ledger;
-use crate::model::event::LedgerEvent;
-use crate::model::request::GpuRequest;
-use crate::mutation::{Mutation, mutated};
-use crate::waste::request_mix::{RequestType, WINDOW};
+use crate::pod::lists::Lists;
+use crate::pod::namespaces::{NamespaceFacts, NamespaceWatch};
+use crate::pod::seen_pod::SeenPod;
+use crate::pod::start_failure::StartFailure;
+use crate::pod::watched::{Facts, NodeFacts, Watched};
+use engine::ledger::change::facts::PodFact;
+use engine::ledger::nodes::state::Ledger;
+use engine::model::event::LedgerEvent;
+use engine::model::request::GpuRequest;
+use engine::waste::request_mix::{RequestType, WINDOW};
+use runtime::clock::Clock;
+use wire::ids::{NodeName, PodUid, PoolName};
+use wire::mutation::{Mutation, mutated};
+use wire::units::{MemMib, Timestamp};
 
 /// Most different requests that are shared; clusters have a few hundred.
 const MAX_REQUESTS: usize = 10_000;

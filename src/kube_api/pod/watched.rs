@@ -16,11 +16,11 @@ use kube::Resource;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 
-use crate::hardware::ids::NodeName;
-use crate::hardware::units::HostAmount;
-use crate::kube_api::pod::host::host_offer;
-use crate::kube_api::pod::pod_fields::{Metadata, Spec, Status};
-use crate::kube_api::pod::seen_pod::SeenPod;
+use crate::pod::host::host_offer;
+use crate::pod::pod_fields::{Metadata, Spec, Status};
+use crate::pod::seen_pod::SeenPod;
+use wire::ids::NodeName;
+use wire::units::HostAmount;
 
 /// What gpupack needs of an object of the API server.
 pub(crate) trait Facts: Clone + Debug + Send + 'static {

@@ -1,7 +1,7 @@
 //! How a pod requests a GPU: all annotations that users write, and their only parser.
 //!
 //! The webhook, the verbs, the watch and a restart all read pods with [`parse_request`], so they
-//! agree. The annotations that gpupack writes are in [`crate::kube_api::request::placement`].
+//! agree. The annotations that gpupack writes are in [`crate::request::placement`].
 //!
 //! Rules beyond the single values. They make sure that a typo is never silently ignored:
 //!
@@ -16,17 +16,15 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use crate::hardware::device::ModelFilter;
-use crate::hardware::units::{MemMib, Share};
-use crate::kube_api::request::request_error::{RequestError, shown};
-use crate::kube_api::request::resources::{
-    ContainerRequest, ResourceRequest, not_longer, resource_request,
-};
-use crate::kube_api::request::values::{
+use crate::request::request_error::{RequestError, shown};
+use crate::request::resources::{ContainerRequest, ResourceRequest, not_longer, resource_request};
+use crate::request::values::{
     device_count, fraction, isolation, mebibytes, models, movable, policy, quantity,
 };
-use crate::model::policy::Policy;
-use crate::model::request::{Amount, GpuRequest, Isolation, Limit, MAX_GROUP, Movable, PodGroup};
+use engine::model::policy::Policy;
+use engine::model::request::{Amount, GpuRequest, Isolation, Limit, MAX_GROUP, Movable, PodGroup};
+use wire::device::ModelFilter;
+use wire::units::{MemMib, Share};
 
 /// A share of one GPU.
 pub const FRACTION: &str = "gpu-fraction";
@@ -93,7 +91,7 @@ const KNOWN_CONTAINER_KEYS: &str = "`nvidia.com/container.<container>.gpu-memory
 /// What a pod requests: `None` if it requests no GPU.
 ///
 /// It ignores annotations under `placed.gpupack.dev/`: see
-/// [`refuse_reserved_keys`](crate::kube_api::request::placement::refuse_reserved_keys).
+/// [`refuse_reserved_keys`](crate::request::placement::refuse_reserved_keys).
 ///
 /// # Errors
 /// The first [`RequestError`] found.

@@ -9,11 +9,11 @@
 use std::collections::BTreeMap;
 
 use crate::config::pods::requests::{RequestRules, is_like};
-use crate::hardware::units::Share;
-use crate::kube_api::request::quantity::parse_count;
-use crate::kube_api::request::request_error::{RequestError, shown};
-use crate::kube_api::request::resources::{ContainerRequest, is_served};
-use crate::model::request::{Amount, GpuRequest, Limit};
+use crate::request::quantity::parse_count;
+use crate::request::request_error::{RequestError, shown};
+use crate::request::resources::{ContainerRequest, is_served};
+use engine::model::request::{Amount, GpuRequest, Limit};
+use wire::units::Share;
 
 const MEMORY: &str = "write the annotation `gpu-memory` (MiB of one GPU)";
 const SHARE: &str = "write the annotation `gpu-fraction` (0 to 1 of one GPU)";

@@ -10,16 +10,16 @@ use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
-use crate::hardware::device::MAX_UNITS;
-use crate::hardware::ids::{DeviceId, MAX_DEVICE_MEMORY, MigProfile, NodeName};
-use crate::hardware::pool::ConfiguredIsolation;
-use crate::hardware::spots::Spot;
-use crate::hardware::units::{Demand, MemMib, Share};
-use crate::json_object;
-use crate::json_object::Object;
-use crate::kube_api::request::request_error::{RequestError, shown};
-use crate::model::request::MAX_DEVICES_PER_POD;
-use crate::model::reservation::{Guest, Move, PlacedDevice, Placement};
+use crate::request::request_error::{RequestError, shown};
+use engine::hardware::pool::ConfiguredIsolation;
+use engine::hardware::spots::Spot;
+use engine::model::request::MAX_DEVICES_PER_POD;
+use engine::model::reservation::{Guest, Move, PlacedDevice, Placement};
+use wire::device::MAX_UNITS;
+use wire::ids::{DeviceId, MAX_DEVICE_MEMORY, MigProfile, NodeName};
+use wire::json_object;
+use wire::json_object::Object;
+use wire::units::{Demand, MemMib, Share};
 
 /// Prefix of the keys that only gpupack writes.
 pub const PLACED_PREFIX: &str = "placed.gpupack.dev/";
@@ -47,7 +47,7 @@ pub const PLACEMENT: &str = "placed.gpupack.dev/placement";
 /// the process that wrote it ([`FenceWriter`]); the rest makes it differ from the last one.
 pub const FENCE: &str = "placed.gpupack.dev/fence";
 /// Which room is being made for a waiting pod, from the first eviction on: see
-/// [`crate::kube_api::request::room_note`]. It means nothing on a pod with a node.
+/// [`crate::request::room_note`]. It means nothing on a pod with a node.
 pub const HOLD: &str = "placed.gpupack.dev/hold";
 /// What [`FENCE`] was called before. Processes of that time wrote it on each waiting pod, and users
 /// may not remove it; it means nothing any more.

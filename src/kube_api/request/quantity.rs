@@ -3,7 +3,7 @@
 //! No float, no rounding of intermediate values: a text is a number that the type can hold, or an
 //! error. Digits are ASCII digits, and a text with any number of them is safe to parse.
 
-use crate::hardware::units::{MemMib, Share};
+use wire::units::{MemMib, Share};
 
 /// Most decimals of a fraction. Shares are counted in millionths; users get one digit less.
 pub const MAX_FRACTION_DECIMALS: usize = 5;

@@ -4,9 +4,9 @@
 //! its value, what is allowed and the fix. kube-scheduler gets [`RequestError::reason`] instead, in
 //! which no value appears: it retries a pod at full speed when the reason changes.
 
-use crate::hardware::ids::MAX_DEVICE_MEMORY;
-use crate::hardware::units::{MemMib, Share};
-use crate::model::request::MAX_DEVICES_PER_POD;
+use engine::model::request::MAX_DEVICES_PER_POD;
+use wire::ids::MAX_DEVICE_MEMORY;
+use wire::units::{MemMib, Share};
 
 /// A request that is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -64,8 +64,8 @@ pub enum RequestError {
         "annotation `{key}` is `{value}`: write up to {names} names of GPU models separated by `|`, \
          such as `A100|H100`, {max} bytes in all: letters, digits, blanks, `-./()+_`, a letter or \
          digit first; remove others, which exclude nothing",
-        names = crate::kube_api::request::request_error::MAX_MODELS,
-        max = crate::kube_api::request::request_error::MAX_MODEL_FILTER
+        names = crate::request::request_error::MAX_MODELS,
+        max = crate::request::request_error::MAX_MODEL_FILTER
     )]
     Model { key: String, value: String },
     /// A policy that does not exist.
@@ -107,7 +107,7 @@ pub enum RequestError {
     #[error(
         "annotations `gpupack.dev/group` and `gpupack.dev/group-size` are `{name}` and `{size}`: set both, \
          a name of up to 63 lower-case letters, digits and `-`, and a number of pods from 2 to {most}",
-        most = crate::model::request::MAX_GROUP
+        most = engine::model::request::MAX_GROUP
     )]
     Group { name: String, size: String },
     /// A limit below the request.
@@ -377,7 +377,7 @@ impl RequestError {
 }
 
 /// The first 64 characters of `text`, escaped: no control character gets into a message.
-pub(crate) fn shown(text: &str) -> String {
+pub fn shown(text: &str) -> String {
     let mut shown: String = text.chars().take(64).flat_map(char::escape_debug).collect();
     if text.chars().nth(64).is_some() {
         shown.push('…');

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
-use crate::hardware::ids::MigProfile;
-use crate::kube_api::request::quantity::parse_count;
-use crate::kube_api::request::request_error::{RequestError, shown};
-use crate::model::charge::{Charge, Prices};
-use crate::model::request::{Amount, GpuRequest, MAX_DEVICES_PER_POD};
+use crate::request::quantity::parse_count;
+use crate::request::request_error::{RequestError, shown};
+use engine::model::charge::{Charge, Prices};
+use engine::model::request::{Amount, GpuRequest, MAX_DEVICES_PER_POD};
+use wire::ids::MigProfile;
 
 /// Whole GPUs.
 pub const WHOLE: &str = "nvidia.com/gpu";

@@ -1,4 +1,4 @@
-//! The annotation [`HOLD`](crate::kube_api::request::placement::HOLD): which room is being made for a
+//! The annotation [`HOLD`](crate::request::placement::HOLD): which room is being made for a
 //! waiting pod. A later process goes on with it instead of evicting other pods.
 //!
 //! Any client that may write the pod can write it. So it is a hint: a pod is evicted only if that
@@ -9,8 +9,8 @@ use std::collections::BTreeSet;
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::hardware::ids::{NodeName, PodUid};
-use crate::kube_api::request::bounded::Bounded;
+use crate::request::bounded::Bounded;
+use wire::ids::{NodeName, PodUid};
 
 /// The version that is written, and the only one that is read.
 const VERSION: u64 = 1;

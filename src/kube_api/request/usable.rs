@@ -2,10 +2,10 @@
 //! the node.
 
 use crate::config::pods::requests::RequestRules;
-use crate::kube_api::request::annotations::{ISOLATION, POLICY};
-use crate::kube_api::request::request_error::{RequestError, shown};
-use crate::model::request::GpuRequest;
-use crate::model::workload::Workload;
+use crate::request::annotations::{ISOLATION, POLICY};
+use crate::request::request_error::{RequestError, shown};
+use engine::model::request::GpuRequest;
+use engine::model::workload::Workload;
 
 /// The label that chooses the class of workloads of a new pod.
 pub const WORKLOAD: &str = "gpupack.dev/workload";
@@ -126,9 +126,9 @@ fn one_of<'a>(names: impl Iterator<Item = &'a str>, nothing: &str) -> String {
 mod tests {
     use super::*;
     use crate::config::file::Config;
-    use crate::hardware::units::Share;
-    use crate::model::policy::Policy;
-    use crate::model::request::{Amount, Isolation};
+    use engine::model::policy::Policy;
+    use engine::model::request::{Amount, Isolation};
+    use wire::units::Share;
 
     const RULES: &str = "
 workloads: {train: {}, serve: {priority_class: high}}

@@ -2,13 +2,13 @@
 
 use std::num::NonZeroU32;
 
-use crate::hardware::device::ModelFilter;
-use crate::hardware::ids::MAX_DEVICE_MEMORY;
-use crate::hardware::units::{MemMib, Share};
-use crate::kube_api::request::quantity::{parse_fraction, parse_memory_with_unit, parse_whole};
-use crate::kube_api::request::request_error::{MAX_MODEL_FILTER, MAX_MODELS, RequestError, shown};
-use crate::model::policy::Policy;
-use crate::model::request::{Isolation, MAX_DEVICES_PER_POD, Movable};
+use crate::request::quantity::{parse_fraction, parse_memory_with_unit, parse_whole};
+use crate::request::request_error::{MAX_MODEL_FILTER, MAX_MODELS, RequestError, shown};
+use engine::model::policy::Policy;
+use engine::model::request::{Isolation, MAX_DEVICES_PER_POD, Movable};
+use wire::device::ModelFilter;
+use wire::ids::MAX_DEVICE_MEMORY;
+use wire::units::{MemMib, Share};
 
 /// A share above zero, up to a whole GPU.
 pub(crate) fn fraction(key: &str, text: &str) -> Result<Share, RequestError> {

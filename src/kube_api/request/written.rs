@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
 
-use crate::kube_api::request::placement::{
+use crate::request::placement::{
     DEVICES, MEMORY_MIB, PLACED_PREFIX, PLACEMENT, UUIDS, has_unknown_fields, is_of_waiting_pods,
 };
-use crate::model::reservation::Placement;
+use engine::model::reservation::Placement;
 
 /// Most annotations of a pod that are kept, and their longest value.
 const MOST_KEPT: usize = 8;
@@ -84,7 +84,7 @@ fn is_owned(key: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube_api::request::placement::{
+    use crate::request::placement::{
         DRIVER_MEMORY, FENCE, HOLD, MPS_MEMORY, MPS_THREADS, OLD_FENCE,
     };
 

@@ -1,4 +1,4 @@
-//! Carries out what the steps of [`crate::step`] return: on tokio, with the client of `kube`.
+//! Carries out what the steps of [`runtime::step`] return: on tokio, with the client of `kube`.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use kube::Client;
 use kube::client::Body;
 use tokio::sync::mpsc;
 
-use crate::certificates::ServerProof;
-use crate::hardware::units::Timestamp;
-use crate::http_client::HttpClient;
-use crate::kube_api::connection::date_of;
-use crate::step::outside::{Action, Answer, Event, Lost, Outside};
+use crate::connection::date_of;
+use runtime::certificates::ServerProof;
+use runtime::http_client::HttpClient;
+use runtime::step::outside::{Action, Answer, Event, Lost, Outside};
+use wire::units::Timestamp;
 
 /// Runs the tasks of `outside` until it is dropped. Without a client calls have no answer. With `proof`
 /// other replicas prove who they are.
@@ -123,7 +123,7 @@ mod tests {
     use futures::future::{Either, select};
 
     use super::*;
-    use crate::clock::Clock;
+    use runtime::clock::Clock;
 
     #[tokio::test]
     async fn a_call_without_an_answer_delays_no_other() {

@@ -15,9 +15,9 @@ use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-use crate::hardware::ids::PodUid;
-use crate::hardware::units::Timestamp;
-use crate::kube_api::write::target::PodKey;
+use crate::write::target::PodKey;
+use wire::ids::PodUid;
+use wire::units::Timestamp;
 
 /// The reporting controller.
 pub const CONTROLLER: &str = "gpupack.dev/extender";

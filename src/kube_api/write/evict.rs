@@ -4,10 +4,10 @@ use k8s_openapi::api::policy::v1::Eviction;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions};
 use kube::api::PostParams;
 
-use crate::hardware::ids::PodUid;
-use crate::kube_api::write::outcome::Cause;
-use crate::kube_api::write::target::PodKey;
-use crate::kube_api::write::writer::{ApiWriter, cause_of, is_definite, message_of, pods};
+use crate::write::outcome::Cause;
+use crate::write::target::PodKey;
+use crate::write::writer::{ApiWriter, cause_of, is_definite, message_of, pods};
+use wire::ids::PodUid;
 
 /// The outcome of an eviction.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,8 +9,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{GetParams, PostParams};
 
-use crate::kube_api::write::outcome::Cause;
-use crate::kube_api::write::writer::{ApiWriter, cause_of, object_of};
+use crate::write::outcome::Cause;
+use crate::write::writer::{ApiWriter, cause_of, object_of};
 
 /// The number of the term. It grows with each holder.
 const TERM: &str = "gpupack.dev/term";

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::kube_api::pod::seen_pod::SeenPod;
+use crate::pod::seen_pod::SeenPod;
 
 /// Why an outcome is not known.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

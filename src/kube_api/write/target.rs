@@ -9,12 +9,12 @@ use std::fmt;
 
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::hardware::ids::{NodeName, PodUid};
-use crate::kube_api::containers::mps::ClientLimits;
-use crate::kube_api::pod::seen_pod::{MAX_ANNOTATION_BYTES, SeenPod};
-use crate::kube_api::request::placement::{PlacementError, encode};
-use crate::kube_api::request::request_error::{RequestError, shown};
-use crate::model::reservation::{Placement, PodRef};
+use crate::containers::mps::ClientLimits;
+use crate::pod::seen_pod::{MAX_ANNOTATION_BYTES, SeenPod};
+use crate::request::placement::{PlacementError, encode};
+use crate::request::request_error::{RequestError, shown};
+use engine::model::reservation::{Placement, PodRef};
+use wire::ids::{NodeName, PodUid};
 
 /// Why nothing can be written for a pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -213,10 +213,10 @@ fn checked_name(kind: &'static str, name: &str) -> Result<String, TargetError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::ids::DeviceId;
-    use crate::hardware::pool::ConfiguredIsolation;
-    use crate::hardware::units::{Demand, MemMib, Share};
-    use crate::model::reservation::PlacedDevice;
+    use engine::hardware::pool::ConfiguredIsolation;
+    use engine::model::reservation::PlacedDevice;
+    use wire::ids::DeviceId;
+    use wire::units::{Demand, MemMib, Share};
 
     fn placement() -> Placement {
         let demand = Demand { memory: MemMib::new(4), share: Share::from_millionths(5) };

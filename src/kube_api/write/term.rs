@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::clock::Clock;
-use crate::hardware::units::Timestamp;
-use crate::kube_api::request::placement::FenceWriter;
-use crate::mutation::{Mutation, mutated};
+use crate::request::placement::FenceWriter;
+use runtime::clock::Clock;
+use wire::mutation::{Mutation, mutated};
+use wire::units::Timestamp;
 
 /// The term of this process: from when it leads until another one does. Cheap to clone.
 ///
@@ -71,7 +71,7 @@ impl Term {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::SimulatedTime;
+    use runtime::clock::SimulatedTime;
 
     #[test]
     fn a_term_is_valid_until_it_is_not_renewed() {

@@ -11,8 +11,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::kube_api::write::outcome::Cause;
-use crate::kube_api::write::writer::{ApiWriter, cause_of, object_of};
+use crate::write::outcome::Cause;
+use crate::write::writer::{ApiWriter, cause_of, object_of};
 
 /// What became of a write.
 #[derive(Clone, Debug, PartialEq, Eq)]

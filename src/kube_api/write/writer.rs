@@ -18,14 +18,14 @@ use kube::api::{GetParams, ListParams, Patch, PatchParams, PostParams};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::hardware::ids::PodUid;
-use crate::kube_api::pod::seen_pod::SeenPod;
-use crate::kube_api::request::placement::{FENCE, FenceWriter, HOLD};
-use crate::kube_api::write::outcome::{BindOutcome, Cause, Fenced, PatchOutcome, Settled};
-use crate::kube_api::write::target::{BindTarget, PodKey, Trace};
-use crate::kube_api::write::term::Term;
-use crate::mutation::{Mutation, mutated};
-use crate::step::outside::{Answer, Lost, Outside};
+use crate::pod::seen_pod::SeenPod;
+use crate::request::placement::{FENCE, FenceWriter, HOLD};
+use crate::write::outcome::{BindOutcome, Cause, Fenced, PatchOutcome, Settled};
+use crate::write::target::{BindTarget, PodKey, Trace};
+use crate::write::term::Term;
+use runtime::step::outside::{Answer, Lost, Outside};
+use wire::ids::PodUid;
+use wire::mutation::{Mutation, mutated};
 
 /// The label of the pod of the replica that leads, which the Service selects.
 const LEADER: &str = "gpupack.dev/leader";

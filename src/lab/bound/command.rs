@@ -1,14 +1,14 @@
 //! `gpupack-lab bound`: how much any policy could have allocated of the arrivals of a trace.
 
 use clap::Args;
-use gpupack::cli::simulate::command::{ARRIVED_LOAD, Output, print};
-use gpupack::cli::simulate::figures::mean;
-use gpupack::cli::simulate::flags::{RunArgs, TraceArgs};
-use gpupack::cli::simulate::jobs::on_all_cores;
-use gpupack::cli::simulate::report::aligned;
-use gpupack::sim::run::engine::replay;
-use gpupack::sim::run::policy::SimPolicy;
+use cli::simulate::command::{ARRIVED_LOAD, Output, print};
+use cli::simulate::figures::mean;
+use cli::simulate::flags::{RunArgs, TraceArgs};
+use cli::simulate::jobs::on_all_cores;
+use cli::simulate::report::aligned;
 use serde::Serialize;
+use sim::run::engine::replay;
+use sim::run::policy::SimPolicy;
 
 use crate::bound::upper_bound::{Bound, bounds};
 

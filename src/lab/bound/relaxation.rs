@@ -12,9 +12,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::lp::{Limit, LinearProgram, LpError};
-use gpupack::hardware::device::ModelFilter;
-use gpupack::hardware::ids::ModelName;
-use gpupack::sim::trace::read::{TraceNode, TracePod};
+use sim::trace::read::{TraceNode, TracePod};
+use wire::device::ModelFilter;
+use wire::ids::ModelName;
 
 /// Fractions are rounded down to this grid, in thousandths of a GPU.
 const GRID_MILLI: u32 = 10;

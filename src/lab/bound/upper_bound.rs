@@ -3,17 +3,17 @@
 //! This module knows no policy. The caller says where a policy first lost a pod, for the second
 //! bound.
 
-use gpupack::model::request::Isolation;
-use gpupack::sim::run::curve::{FULL_LOAD, column_of};
-use gpupack::sim::trace::dimensions::{MoreOfNode, MoreOfPod};
-use gpupack::sim::trace::read::{TraceNode, TracePod};
-use gpupack::sim::trace::workload::Workload;
+use engine::model::request::Isolation;
+use sim::run::curve::{FULL_LOAD, column_of};
+use sim::trace::dimensions::{MoreOfNode, MoreOfPod};
+use sim::trace::read::{TraceNode, TracePod};
+use sim::trace::workload::Workload;
 
 use crate::bound::relaxation::most_allocated;
 use crate::lp::LpError;
 
 /// Allocation in percent of the cluster's GPUs, rounded up to hundredths, so no figure of a
-/// [`gpupack::sim::run::curve::Curve`] that the bound holds for is above it.
+/// [`sim::run::curve::Curve`] that the bound holds for is above it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bound {
     /// At 100 % arrived load, at its upper end of 100.5 %; `None` if the load ends before.
@@ -61,7 +61,7 @@ pub enum BoundError {
 }
 
 /// The bounds of `workload`. `first_lost` is the position, from 0, of the first arrival that a
-/// policy to compare with lost ([`gpupack::sim::run::engine::Run::first_lost`]); `None` if it lost
+/// policy to compare with lost ([`sim::run::engine::Run::first_lost`]); `None` if it lost
 /// none.
 ///
 /// # Errors

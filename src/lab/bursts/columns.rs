@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use gpupack::model::request::Isolation;
-use gpupack::sim::trace::read::TracePod;
+use engine::model::request::Isolation;
 use serde::Deserialize;
+use sim::trace::read::TracePod;
 
 /// Seconds of a year: bursts and the gaps between them are no longer.
 const YEAR: u64 = 31_536_000;
@@ -82,7 +82,7 @@ fn bursts(row: &Row, pod: &TracePod) -> Result<Option<TraceBursts>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpupack::sim::trace::read::parse_pods;
+    use sim::trace::read::parse_pods;
 
     const HEAD: &str = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_memory_mib,limit_milli,\
         limit_gpu_memory_mib,isolation,burst_gap_seconds,burst_seconds,burst_memory_milli\n";

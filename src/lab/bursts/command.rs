@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use clap::Args;
-use gpupack::cli::simulate::command::{Output, print};
-use gpupack::cli::simulate::flags::RunArgs;
-use gpupack::cli::simulate::jobs::SimulateError;
-use gpupack::sim::run::timeline::{Pace, timeline};
-use gpupack::sim::trace::churn::NodeOrder;
-use gpupack::sim::trace::read::{read_nodes, read_pods, size_up};
+use cli::simulate::command::{Output, print};
+use cli::simulate::flags::RunArgs;
+use cli::simulate::jobs::SimulateError;
+use sim::run::timeline::{Pace, timeline};
+use sim::trace::churn::NodeOrder;
+use sim::trace::read::{read_nodes, read_pods, size_up};
 
 use crate::bursts::columns::read_bursts;
 use crate::bursts::compare::{Comparison, Source, compare};

@@ -5,12 +5,12 @@ use std::num::NonZeroUsize;
 
 use serde_json::{Map, Value, json};
 
-use gpupack::cli::simulate::jobs::on_all_cores;
-use gpupack::hardware::pool::{Borrow, PoolRule};
-use gpupack::hardware::units::Share;
-use gpupack::ledger::change::reports::ReportRefusal;
-use gpupack::sim::trace::schedule::TimedWorkload;
-use gpupack::sim::trace::workload::capacity_milli;
+use cli::simulate::jobs::on_all_cores;
+use engine::hardware::pool::{Borrow, PoolRule};
+use engine::ledger::change::reports::ReportRefusal;
+use sim::trace::schedule::TimedWorkload;
+use sim::trace::workload::capacity_milli;
+use wire::units::Share;
 
 use crate::bursts::columns::TraceBursts;
 use crate::bursts::scenario::{Figures, play};

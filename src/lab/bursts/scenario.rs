@@ -8,17 +8,17 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
 use crate::bursts::world::{Burst, Comer, HOUR, Habits, Kind, Ms, SECOND, World};
-use gpupack::hardware::ids::{DeviceId, PodUid};
-use gpupack::hardware::pool::{PoolRule, PoolRules, Replicas};
-use gpupack::hardware::seen::ProcessUse;
-use gpupack::hardware::units::{HostAmount, MemMib, Timestamp};
-use gpupack::ledger::change::facts::{MoveFact, PodFact};
-use gpupack::ledger::change::reports::{NodeReport, ReportRefusal};
-use gpupack::ledger::nodes::state::Ledger;
-use gpupack::model::device_state::CLEAN_REPORTS_TO_FREE;
-use gpupack::model::reservation::{Guest, Move, Placement, PodRef, Tenure};
-use gpupack::sim::run::cluster::{add_node, pool_of, untimed_ledger};
-use gpupack::sim::trace::read::TraceNode;
+use engine::hardware::pool::{PoolRule, PoolRules, Replicas};
+use engine::ledger::change::facts::{MoveFact, PodFact};
+use engine::ledger::change::reports::{NodeReport, ReportRefusal};
+use engine::ledger::nodes::state::Ledger;
+use engine::model::device_state::CLEAN_REPORTS_TO_FREE;
+use engine::model::reservation::{Guest, Move, Placement, PodRef, Tenure};
+use sim::run::cluster::{add_node, pool_of, untimed_ledger};
+use sim::trace::read::TraceNode;
+use wire::ids::{DeviceId, PodUid};
+use wire::seen::ProcessUse;
+use wire::units::{HostAmount, MemMib, Timestamp};
 
 /// From the order until all who had to go have left.
 const RESTART: Ms = 3 * SECOND;

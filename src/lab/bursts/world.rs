@@ -9,17 +9,17 @@ use std::num::NonZeroU32;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-use gpupack::hardware::units::{HostAmount, MemMib, Share};
-use gpupack::ledger::query::queries::PlacementRequest;
-use gpupack::model::fit::HostRule;
-use gpupack::model::policy::Policy;
-use gpupack::model::request::{Amount, GpuRequest, Limit, Movable};
-use gpupack::scoring::strategy::Strategy;
-use gpupack::sim::run::cluster::query_of;
-use gpupack::sim::trace::dimensions::MoreOfNode;
-use gpupack::sim::trace::exponential::{MEAN_TICKS, exponential};
-use gpupack::sim::trace::read::TraceNode;
-use gpupack::sim::trace::schedule::{Arrival, TimedWorkload};
+use engine::ledger::query::queries::PlacementRequest;
+use engine::model::fit::HostRule;
+use engine::model::policy::Policy;
+use engine::model::request::{Amount, GpuRequest, Limit, Movable};
+use engine::scoring::strategy::Strategy;
+use sim::run::cluster::query_of;
+use sim::trace::dimensions::MoreOfNode;
+use sim::trace::exponential::{MEAN_TICKS, exponential};
+use sim::trace::read::TraceNode;
+use sim::trace::schedule::{Arrival, TimedWorkload};
+use wire::units::{HostAmount, MemMib, Share};
 
 use crate::bursts::columns::TraceBursts;
 

@@ -4,8 +4,8 @@ use std::io;
 use std::num::NonZeroUsize;
 
 use clap::Args;
-use gpupack::cli::simulate::command::{Output, print};
-use gpupack::cli::simulate::flags::RunArgs;
+use cli::simulate::command::{Output, print};
+use cli::simulate::flags::RunArgs;
 
 use crate::mig::compare::compare;
 use crate::mig::policy::MigPolicy;

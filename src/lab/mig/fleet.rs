@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::mig::worlds::Stage;
-use gpupack::hardware::layouts::{LayoutId, Layouts, Start};
-use gpupack::waste::mig::class::MigClassId;
-use gpupack::waste::mig::decision::Candidate;
-use gpupack::waste::mig::supply::MigSupply;
+use engine::hardware::layouts::{LayoutId, Layouts, Start};
+use engine::waste::mig::class::MigClassId;
+use engine::waste::mig::decision::Candidate;
+use engine::waste::mig::supply::MigSupply;
 
 /// An instance for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

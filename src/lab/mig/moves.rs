@@ -2,8 +2,8 @@
 
 use crate::mig::fleet::{Fleet, Instance};
 use crate::mig::policy::Chooser;
-use gpupack::hardware::layouts::{LayoutId, Start};
-use gpupack::waste::mig::decision::Decision;
+use engine::hardware::layouts::{LayoutId, Start};
+use engine::waste::mig::decision::Decision;
 
 /// Where an instance goes, and then the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -6,9 +6,9 @@
 use std::collections::BTreeSet;
 
 use crate::lp::{Limit, LinearProgram};
-use gpupack::hardware::layouts::{LayoutId, Layouts};
-use gpupack::waste::mig::class::MigClass;
-use gpupack::waste::mig::types::MigType;
+use engine::hardware::layouts::{LayoutId, Layouts};
+use engine::waste::mig::class::MigClass;
+use engine::waste::mig::types::MigType;
 
 /// Parts of a unit that do not count: less than any instance has.
 const NOTHING: f64 = 1e-6;
@@ -153,7 +153,7 @@ fn fill_patterns(layouts: &Layouts) -> Vec<Vec<u32>> {
 mod tests {
     use super::*;
     use crate::mig::worlds::MIXES;
-    use gpupack::hardware::mig::GEOMETRIES;
+    use engine::hardware::mig::GEOMETRIES;
 
     fn packing(gpus: usize) -> Packing {
         let classes = [MigClass::new(&GEOMETRIES[2]).unwrap()];

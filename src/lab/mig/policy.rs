@@ -2,16 +2,16 @@
 
 use crate::mig::fleet::Fleet;
 use crate::mig::worlds::Stage;
-use gpupack::hardware::layouts::{LayoutId, Layouts, ProfileIndex, Start};
-use gpupack::waste::mig::class::{MigClass, MigClassId};
-use gpupack::waste::mig::decision::{Candidate, Decision, Scratch};
-use gpupack::waste::mig::mix::MigMix;
-use gpupack::waste::mig::window::MigWindow;
+use engine::hardware::layouts::{LayoutId, Layouts, ProfileIndex, Start};
+use engine::waste::mig::class::{MigClass, MigClassId};
+use engine::waste::mig::decision::{Candidate, Decision, Scratch};
+use engine::waste::mig::mix::MigMix;
+use engine::waste::mig::window::MigWindow;
 
 /// A rule by which GPU and start are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MigPolicy {
-    /// The potential of [`gpupack::waste::mig::decision`].
+    /// The potential of [`engine::waste::mig::decision`].
     Ours,
     /// The same; for a request that fits nowhere, one running instance is moved.
     OursWithMove,

@@ -4,7 +4,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
 use crate::mig::worlds::World;
-use gpupack::sim::trace::exponential::{MEAN_TICKS, exponential};
+use sim::trace::exponential::{MEAN_TICKS, exponential};
 
 /// A request before it is placed. Times are in mean lifetimes.
 #[derive(Clone, Copy, Debug, PartialEq)]

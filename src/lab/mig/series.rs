@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::num::NonZeroUsize;
 
-use gpupack::cli::simulate::jobs::on_all_cores;
+use cli::simulate::jobs::on_all_cores;
 
 use crate::mig::bound::{filled, freely_repacked, least_blocked};
 use crate::mig::packing::Packing;

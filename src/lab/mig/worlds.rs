@@ -4,10 +4,10 @@
 
 use std::str::FromStr;
 
-use gpupack::hardware::layouts::ProfileIndex;
-use gpupack::hardware::mig::{GEOMETRIES, Geometry};
-use gpupack::waste::mig::class::MigClass;
-use gpupack::waste::mig::types::{MigType, TypeId, Types};
+use engine::hardware::layouts::ProfileIndex;
+use engine::hardware::mig::{GEOMETRIES, Geometry};
+use engine::waste::mig::class::MigClass;
+use engine::waste::mig::types::{MigType, TypeId, Types};
 
 /// Weights of the six profiles of eight units: 1g, 1g with twice the memory, 2g, 3g, 4g, 7g.
 type Weights = [u32; 6];

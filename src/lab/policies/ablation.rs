@@ -1,8 +1,8 @@
 //! The policy `fragmentation` without one of its terms, to measure what each gains; `docs/packing.md` says
 //! what they are for.
 
-use gpupack::sim::run::policy::SimPolicy;
-use gpupack::waste::weights::WasteWeights;
+use engine::waste::weights::WasteWeights;
+use sim::run::policy::SimPolicy;
 
 /// The policy without each term, in the order of the documentation.
 pub(crate) fn ablations() -> [SimPolicy; 12] {

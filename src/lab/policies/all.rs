@@ -1,7 +1,7 @@
 //! All policies that the lab can replay, by name.
 
-use gpupack::scoring::strategy::{CustomCost, Strategy};
-use gpupack::sim::run::policy::{MixSource, SimPolicy};
+use engine::scoring::strategy::{CustomCost, Strategy};
+use sim::run::policy::{MixSource, SimPolicy};
 
 use crate::policies::ablation::ablations;
 use crate::policies::literature::Baseline;

@@ -6,12 +6,12 @@
 
 use std::collections::BTreeSet;
 
-use gpupack::hardware::units::{Demand, Share};
-use gpupack::model::reservation::Reservation;
-use gpupack::scoring::context::{ScoringContext, Taken, TakenList};
-use gpupack::scoring::strategy::PlacementCost;
-use gpupack::sim::run::baseline::{MAX_CPU, MAX_GPU, free_gpu, whole};
-use gpupack::waste::compiled_mix::CompiledMix;
+use engine::model::reservation::Reservation;
+use engine::scoring::context::{ScoringContext, Taken, TakenList};
+use engine::scoring::strategy::PlacementCost;
+use engine::waste::compiled_mix::CompiledMix;
+use sim::run::baseline::{MAX_CPU, MAX_GPU, free_gpu, whole};
+use wire::units::{Demand, Share};
 
 /// A placement rule of the literature.
 #[derive(Clone, Copy, Debug)]
@@ -140,22 +140,22 @@ mod tests {
     use std::num::NonZeroU32;
 
     use super::*;
-    use gpupack::hardware::device::{Device, DeviceIndex, DeviceKind, Health};
-    use gpupack::hardware::device_class::DeviceClasses;
-    use gpupack::hardware::ids::{DeviceId, ModelName, NodeName, PodUid, PoolName};
-    use gpupack::hardware::inventory::NodeInventory;
-    use gpupack::hardware::pool::ConfiguredIsolation;
-    use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Timestamp};
-    use gpupack::model::device_state::HoldRule;
-    use gpupack::model::fit::{CompiledRequest, HostRule};
-    use gpupack::model::node_state::NodeState;
-    use gpupack::model::request::{Amount, GpuRequest};
-    use gpupack::model::reservation::{
+    use engine::hardware::device_class::DeviceClasses;
+    use engine::hardware::inventory::NodeInventory;
+    use engine::hardware::pool::ConfiguredIsolation;
+    use engine::model::device_state::HoldRule;
+    use engine::model::fit::{CompiledRequest, HostRule};
+    use engine::model::node_state::NodeState;
+    use engine::model::request::{Amount, GpuRequest};
+    use engine::model::reservation::{
         BorrowedMemory, Departure, PlacedDevice, Placement, PodRef, ReservationState,
     };
-    use gpupack::scoring::cost::{Cost, LocalCost};
-    use gpupack::scoring::plan;
-    use gpupack::scoring::strategy::{CustomCost, Strategy};
+    use engine::scoring::cost::{Cost, LocalCost};
+    use engine::scoring::plan;
+    use engine::scoring::strategy::{CustomCost, Strategy};
+    use wire::device::{Device, DeviceIndex, DeviceKind, Health};
+    use wire::ids::{DeviceId, ModelName, NodeName, PodUid, PoolName};
+    use wire::units::{HostAmount, MemMib, MilliCpu, Timestamp};
 
     const HALF: Amount = Amount::Fraction(Share::from_millionths(500_000));
 

@@ -6,12 +6,12 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use gpupack::cli::simulate::charts::{Album, load_charts};
-use gpupack::cli::simulate::command::{Output, policy_of, print};
-use gpupack::cli::simulate::flags::{RunArgs, TraceArgs};
-use gpupack::cli::simulate::jobs::{Experiment, Trace};
-use gpupack::sim::run::policy::SimPolicy;
-use gpupack::sim::trace::workload::WorkloadError;
+use cli::simulate::charts::{Album, load_charts};
+use cli::simulate::command::{Output, policy_of, print};
+use cli::simulate::flags::{RunArgs, TraceArgs};
+use cli::simulate::jobs::{Experiment, Trace};
+use sim::run::policy::SimPolicy;
+use sim::trace::workload::WorkloadError;
 
 use crate::policies::all::{KNOWN_MIX, all};
 use crate::stress::report::StressReport;

@@ -10,10 +10,10 @@ use std::num::NonZeroU64;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-use gpupack::hardware::device_class::DeviceClass;
-use gpupack::sim::trace::churn::index_below;
-use gpupack::sim::trace::read::{TraceNode, TracePod};
-use gpupack::sim::trace::workload::{ARRIVALS_MAX, WorkloadError, capacity_milli, demand_milli};
+use engine::hardware::device_class::DeviceClass;
+use sim::trace::churn::index_below;
+use sim::trace::read::{TraceNode, TracePod};
+use sim::trace::workload::{ARRIVALS_MAX, WorkloadError, capacity_milli, demand_milli};
 
 /// A part of the pods of a trace that request GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -221,7 +221,7 @@ pub(crate) fn shuffle<T>(all: &mut [T], chance: &mut impl RngCore) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpupack::sim::trace::read::{parse_nodes, parse_pods};
+    use sim::trace::read::{parse_nodes, parse_pods};
 
     fn trace() -> (Vec<TraceNode>, Vec<TracePod>) {
         let nodes = "sn,cpu_milli,memory_mib,gpu,model\na,64000,1000,8,T4\nb,9000,1000,0,\n";

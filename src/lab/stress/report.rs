@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use gpupack::cli::simulate::figures::{mean, percent, rounded};
-use gpupack::cli::simulate::jobs::{Results, Timed};
-use gpupack::cli::simulate::report::{aligned, csv_name};
-use gpupack::sim::run::engine::Run;
-use gpupack::sim::run::policy::SimPolicy;
+use cli::simulate::figures::{mean, percent, rounded};
+use cli::simulate::jobs::{Results, Timed};
+use cli::simulate::report::{aligned, csv_name};
+use sim::run::engine::Run;
+use sim::run::policy::SimPolicy;
 
 use crate::policies::all::KNOWN_MIX;
 use crate::stress::worlds::Measure;

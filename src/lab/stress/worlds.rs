@@ -8,13 +8,13 @@ use std::num::NonZeroU64;
 use rand_chacha::rand_core::RngCore;
 
 use crate::stress::draw::{self, Change, Kind, chance_of};
-use gpupack::hardware::units::{MemMib, Share};
-use gpupack::model::request::Amount;
-use gpupack::sim::trace::churn::{NodeOrder, index_below, ranked};
-use gpupack::sim::trace::dimensions::MoreOfPod;
-use gpupack::sim::trace::read::{TraceNode, TracePod, parse_nodes, parse_pods, size_up};
-use gpupack::sim::trace::table::TraceError;
-use gpupack::sim::trace::workload::{Workload, WorkloadError};
+use engine::model::request::Amount;
+use sim::trace::churn::{NodeOrder, index_below, ranked};
+use sim::trace::dimensions::MoreOfPod;
+use sim::trace::read::{TraceNode, TracePod, parse_nodes, parse_pods, size_up};
+use sim::trace::table::TraceError;
+use sim::trace::workload::{Workload, WorkloadError};
+use wire::units::{MemMib, Share};
 
 /// Load up to which a world replays, in percent of the GPUs.
 const LOAD: u64 = 130;
@@ -308,8 +308,8 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     use super::*;
-    use gpupack::model::request::GpuRequest;
-    use gpupack::sim::trace::workload::{capacity_milli, demand_milli};
+    use engine::model::request::GpuRequest;
+    use sim::trace::workload::{capacity_milli, demand_milli};
 
     fn trace() -> (Vec<TraceNode>, Vec<TracePod>) {
         let nodes = "sn,cpu_milli,memory_mib,gpu,model\na,64000,9000,8,T4\nb,32000,9000,4,T4\n";

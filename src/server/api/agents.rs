@@ -9,14 +9,14 @@ use axum::middleware::Next;
 use axum::response::Response;
 use dashmap::DashMap;
 
-use crate::control::shared::app::App;
-use crate::control::shared::log_limit::LogLimit;
-use crate::kube_api::identity::review::TokenRefusal;
-use crate::kube_api::identity::token::{AgentPod, AgentTokens};
-use crate::metrics::labels::ReportResult;
-use crate::model::node_state::NodeReporting;
-use crate::server::http::exchange::PeerAddress;
-use crate::server::http::respond::{ReadPath, refusal};
+use crate::http::exchange::PeerAddress;
+use crate::http::respond::{ReadPath, refusal};
+use control::metrics::labels::ReportResult;
+use control::shared::app::App;
+use control::shared::log_limit::LogLimit;
+use engine::model::node_state::NodeReporting;
+use kube_api::identity::review::TokenRefusal;
+use kube_api::identity::token::{AgentPod, AgentTokens};
 
 /// Limits how often refused agents are logged.
 static LOGGED: LogLimit = LogLimit::new();

@@ -7,10 +7,10 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
-use crate::control::loops;
-use crate::control::pods::reasons::{look_again, next_untold, tell};
-use crate::control::shared::app::App;
-use crate::server::history::recall::recalling;
+use crate::history::recall::recalling;
+use control::loops;
+use control::pods::reasons::{look_again, next_untold, tell};
+use control::shared::app::App;
 
 /// Pause between two looks at the pods that wait the longest.
 const LOOK_EVERY: Duration = Duration::from_secs(10);

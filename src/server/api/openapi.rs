@@ -1,13 +1,13 @@
-//! The OpenAPI document of `/v1`, made from the handlers and the types of [`crate::api`] and
-//! [`crate::report::bodies`].
+//! The OpenAPI document of `/v1`, made from the handlers and the types of [`wire::api`] and
+//! [`wire::report::bodies`].
 
 use utoipa::openapi::{Content, Ref, ResponseBuilder};
 use utoipa::{Modify, OpenApi};
 
-use crate::api::commands::{DemoSummary, DeviceList, NodeList, TenantList};
-use crate::api::page::NodeCell;
-use crate::server::api::{queries, replicas, server};
-use crate::server::page::{routes, stream};
+use crate::api::{queries, replicas, server};
+use crate::page::{routes, stream};
+use wire::api::commands::{DemoSummary, DeviceList, NodeList, TenantList};
+use wire::api::page::NodeCell;
 
 /// The HTTP API of the gpupack extender.
 #[derive(Debug, OpenApi)]

@@ -14,16 +14,16 @@ use futures::StreamExt;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::control::shared::app::App;
-use crate::hardware::units::Timestamp;
-use crate::kube_api::identity::front_proxy::FrontProxy;
-use crate::kube_api::identity::people::{People, Person, Right};
-use crate::kube_api::identity::review::TokenRefusal;
-use crate::server::http::exchange::PeerAddress;
-use crate::server::http::limits::PeerProof;
-use crate::server::http::respond::refusal;
-use crate::server::page::service::look;
-use crate::server::views::viewer::{Viewer, namespaces};
+use crate::http::exchange::PeerAddress;
+use crate::http::limits::PeerProof;
+use crate::http::respond::refusal;
+use crate::page::service::look;
+use crate::views::viewer::{Viewer, namespaces};
+use control::shared::app::App;
+use kube_api::identity::front_proxy::FrontProxy;
+use kube_api::identity::people::{People, Person, Right};
+use kube_api::identity::review::TokenRefusal;
+use wire::units::Timestamp;
 
 /// How long the list of namespaces is used.
 const LISTED_FOR: Duration = Duration::from_secs(5);

@@ -10,22 +10,22 @@ use axum::routing::get;
 use serde::Serialize;
 use tokio::sync::Semaphore;
 
-use crate::api::advice::{Advice, AdviseQuery};
-use crate::api::error::Error;
-use crate::api::explain::{ExplainQuery, Explanation};
-use crate::api::moves::MoveProposals;
-use crate::api::page::TeamList;
-use crate::api::state::{State as LedgerState, StateQuery};
-use crate::api::waiting::{WaitingPodList, WaitingQuery};
-use crate::control::pods::proposals;
-use crate::control::shared::app::App;
-use crate::kube_api::pod::seen_pod::{LONGEST_NAME, LONGEST_NAMESPACE};
-use crate::server::http::respond::{ReadQuery, encoded, json, refusal};
-use crate::server::page::routes;
-use crate::server::page::service::{Service, look, look_with_permit, permit_of, too_long};
-use crate::server::views::explain::explain_named;
-use crate::server::views::viewer::Viewer;
-use crate::server::views::{advice, inspect, teams as team_views, waiting};
+use crate::http::respond::{ReadQuery, encoded, json, refusal};
+use crate::page::routes;
+use crate::page::service::{Service, look, look_with_permit, permit_of, too_long};
+use crate::views::explain::explain_named;
+use crate::views::viewer::Viewer;
+use crate::views::{advice, inspect, teams as team_views, waiting};
+use control::pods::proposals;
+use control::shared::app::App;
+use kube_api::pod::seen_pod::{LONGEST_NAME, LONGEST_NAMESPACE};
+use wire::api::advice::{Advice, AdviseQuery};
+use wire::api::error::Error;
+use wire::api::explain::{ExplainQuery, Explanation};
+use wire::api::moves::MoveProposals;
+use wire::api::page::TeamList;
+use wire::api::state::{State as LedgerState, StateQuery};
+use wire::api::waiting::{WaitingPodList, WaitingQuery};
 
 /// Routes of the queries by the page and the command line. They change nothing.
 pub(crate) fn routes() -> Router<Service> {
@@ -201,17 +201,17 @@ fn is_long(namespace: Option<&str>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use crate::server::page::service::LOOKS;
+    use crate::page::service::LOOKS;
     use axum::body::Body;
     use std::time::Duration;
     use tower::ServiceExt;
 
     use super::*;
-    use crate::clock::Clock;
-    use crate::config::file::Config;
-    use crate::ledger::fixture::settings;
-    use crate::ledger::nodes::state::Ledger;
-    use crate::server::api::server::router;
+    use crate::api::server::router;
+    use engine::ledger::fixture::settings;
+    use engine::ledger::nodes::state::Ledger;
+    use kube_api::config::file::Config;
+    use runtime::clock::Clock;
 
     #[tokio::test]
     async fn a_query_keeps_its_permit_when_its_client_has_gone() {

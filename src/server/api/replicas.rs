@@ -7,11 +7,11 @@ use axum::response::{IntoResponse, Response};
 use serde::de::DeserializeOwned;
 use tokio::sync::Semaphore;
 
-use crate::api::error::Error;
-use crate::control::lead::informing::{take_follower, take_message};
-use crate::control::shared::in_flight::{Join, Message};
-use crate::server::http::respond::{ReadBody, refusal, with_permit};
-use crate::server::page::service::Service;
+use crate::http::respond::{ReadBody, refusal, with_permit};
+use crate::page::service::Service;
+use control::lead::informing::{take_follower, take_message};
+use control::shared::in_flight::{Join, Message};
+use wire::api::error::Error;
 
 /// One large message is read at a time.
 static LARGE_MESSAGES: Semaphore = Semaphore::const_new(1);

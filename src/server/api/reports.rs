@@ -5,27 +5,27 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 
-use crate::api::error::{Error, ErrorReason};
-use crate::api::kind::{ApiVersion, ReplyKind};
-use crate::control::shared::app::App;
-use crate::control::shared::log_limit::LogLimit;
-use crate::hardware::ids::{DeviceId, PodUid};
-use crate::hardware::spots::Spot;
-use crate::hardware::units::{MemMib, Timestamp};
-use crate::ledger::change::reports::ReportRefusal;
-use crate::ledger::query::reading::Readiness;
-use crate::metrics::labels::ReportResult;
-use crate::model::isolation::Rules;
-use crate::model::node_state::InstanceOrders;
-use crate::protocol::messages::to_json;
-use crate::report::bodies::{
+use crate::reports::checked::CheckedReport;
+use crate::reports::reply::allocation;
+use control::metrics::labels::ReportResult;
+use control::shared::app::App;
+use control::shared::log_limit::LogLimit;
+use engine::hardware::spots::Spot;
+use engine::ledger::change::reports::ReportRefusal;
+use engine::ledger::query::reading::Readiness;
+use engine::model::isolation::Rules;
+use engine::model::node_state::InstanceOrders;
+use engine::scoring::lent_memory::OrderedLimits;
+use engine::usage::node_details::DetailsReport;
+use kube_api::protocol::messages::to_json;
+use wire::api::error::{Error, ErrorReason};
+use wire::api::kind::{ApiVersion, ReplyKind};
+use wire::ids::{DeviceId, PodUid};
+use wire::report::bodies::{
     GpuLimits, LimitOrders, MakeInstance, MigOrders, MigPromise, Outcome, PodLimit, Reply,
 };
-use crate::report::limits::MAX_MIG_PROMISES;
-use crate::scoring::lent_memory::OrderedLimits;
-use crate::server::reports::checked::CheckedReport;
-use crate::server::reports::reply::allocation;
-use crate::usage::node_details::DetailsReport;
+use wire::report::limits::MAX_MIG_PROMISES;
+use wire::units::{MemMib, Timestamp};
 
 /// How long a pod that is no longer alone on its GPU may still use memory up to its limit: six regular lists of
 /// processes, and the time that Kubernetes gives a pod to end.

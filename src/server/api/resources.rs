@@ -5,15 +5,15 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
-use crate::kube_api::identity::people::{GROUP, RESOURCE};
-use crate::protocol::messages::to_json;
-use crate::server::http::respond::json;
+use crate::http::respond::json;
+use kube_api::identity::people::{GROUP, RESOURCE};
+use kube_api::protocol::messages::to_json;
 
 /// The path of the API group's version.
 pub(crate) const VERSION_PATH: &str = "/apis/inspection.gpupack.dev/v1";
 
 /// The path of the resource.
-pub(crate) const RESOURCE_PATH: &str = "/apis/inspection.gpupack.dev/v1/cluster";
+pub const RESOURCE_PATH: &str = "/apis/inspection.gpupack.dev/v1/cluster";
 
 /// Where the page is below it, whose addresses are relative.
 pub(crate) const PAGE_PATH: &str = "/apis/inspection.gpupack.dev/v1/cluster/";

@@ -6,24 +6,24 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::api::page::Team;
-use crate::api::state::InstanceState;
-use crate::control::shared::app::App;
-use crate::hardware::device::DeviceKind;
-use crate::hardware::ids::MigProfile;
-use crate::hardware::units::Share;
-use crate::ledger::query::reading::{Lent, Readiness};
-use crate::metrics::demand::{Queue, TeamFigures};
-use crate::metrics::fleet::{Fleet, NodeCounts};
-use crate::metrics::guard::OutsideFigures;
-use crate::metrics::mig::{FailedMigOrders, MigFigures};
-use crate::metrics::moves::LentFigures;
-use crate::model::node_state::NodeReporting;
-use crate::scoring::efficiency::Size;
-use crate::server::views::devices::instance;
-use crate::server::views::teams;
-use crate::server::views::viewer::Viewer;
-use crate::usage::samples::Outside;
+use crate::views::devices::instance;
+use crate::views::teams;
+use crate::views::viewer::Viewer;
+use control::metrics::demand::{Queue, TeamFigures};
+use control::metrics::fleet::{Fleet, NodeCounts};
+use control::metrics::guard::OutsideFigures;
+use control::metrics::mig::{FailedMigOrders, MigFigures};
+use control::metrics::moves::LentFigures;
+use control::shared::app::App;
+use engine::ledger::query::reading::{Lent, Readiness};
+use engine::model::node_state::NodeReporting;
+use engine::scoring::efficiency::Size;
+use engine::usage::samples::Outside;
+use wire::api::page::Team;
+use wire::api::state::InstanceState;
+use wire::device::DeviceKind;
+use wire::ids::MigProfile;
+use wire::units::Share;
 
 /// One scrape at a time: each sets the gauges of the fleet again.
 static SCRAPING: Mutex<()> = Mutex::new(());
@@ -222,12 +222,12 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::clock::Clock;
-    use crate::config::file::Config;
-    use crate::hardware::units::{MemMib, Timestamp};
-    use crate::ledger::fixture::{failed_mig_order, ledger, settings};
-    use crate::model::isolation::{DriverLimits, Rules};
-    use crate::usage::node_details::DetailsReport;
+    use engine::ledger::fixture::{failed_mig_order, ledger, settings};
+    use engine::model::isolation::{DriverLimits, Rules};
+    use engine::usage::node_details::DetailsReport;
+    use kube_api::config::file::Config;
+    use runtime::clock::Clock;
+    use wire::units::{MemMib, Timestamp};
 
     #[test]
     fn orders_about_mig_instances_that_fail_are_counted_while_their_node_reports() {

@@ -13,33 +13,33 @@ use rustls::pki_types::ServerName;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 
-use crate::api::error::{Error, LogLevel};
-use crate::certificates::{ServerProof, Tls};
-use crate::control::bind::binding;
-use crate::control::shared::app::App;
-use crate::control::shared::log_limit::LogLimit;
-use crate::kube_api::pod::seen_pod::LONGEST_NAME;
-use crate::ledger::query::reading::Readiness;
-use crate::metrics::labels::{Outcome, Verb, VerbAnswer};
-use crate::protocol::bounds::ProtocolError;
-use crate::report::bodies;
-use crate::server::api::agents::{AgentAccess, prove};
-use crate::server::api::people::{PeopleAccess, identify, identify_scrape};
-use crate::server::api::queries::scrape as scraped;
-use crate::server::api::replicas::LONGEST_MESSAGE;
-use crate::server::api::{queries, replicas, reports, resources, scrape};
-use crate::server::http::exchange::PeerAddress;
-use crate::server::http::leading::{Arrival, Door, Port, by_leader};
-use crate::server::http::limits::PeerProof;
-use crate::server::http::respond::{
+use crate::api::agents::{AgentAccess, prove};
+use crate::api::people::{PeopleAccess, identify, identify_scrape};
+use crate::api::queries::scrape as scraped;
+use crate::api::replicas::LONGEST_MESSAGE;
+use crate::api::{queries, replicas, reports, resources, scrape};
+use crate::http::exchange::PeerAddress;
+use crate::http::leading::{Arrival, Door, Port, by_leader};
+use crate::http::limits::PeerProof;
+use crate::http::respond::{
     ReadBody, ReadPath, encoded, json, refusal, unknown_path, with_permit, wrong_method,
 };
-use crate::server::http::tls::{Handshake, Shown};
-use crate::server::http::{browser, connections};
-use crate::server::page::live;
-use crate::server::page::service::{Service, too_long};
-use crate::server::scheduler::{preempt, verbs};
-use crate::server::views::viewer::Viewer;
+use crate::http::tls::{Handshake, Shown};
+use crate::http::{browser, connections};
+use crate::page::live;
+use crate::page::service::{Service, too_long};
+use crate::scheduler::{preempt, verbs};
+use crate::views::viewer::Viewer;
+use control::bind::binding;
+use control::metrics::labels::{Outcome, Verb, VerbAnswer};
+use control::shared::app::App;
+use control::shared::log_limit::LogLimit;
+use engine::ledger::query::reading::Readiness;
+use kube_api::pod::seen_pod::LONGEST_NAME;
+use kube_api::protocol::bounds::ProtocolError;
+use runtime::certificates::{ServerProof, Tls};
+use wire::api::error::{Error, LogLevel};
+use wire::report::bodies;
 
 /// How long open requests may take at shutdown: less than the 30 seconds that Kubernetes gives.
 const LAST_ANSWERS_WITHIN: Duration = Duration::from_secs(20);
@@ -76,7 +76,7 @@ static LARGE_BODIES: Semaphore = Semaphore::const_new(1);
 static LARGE_REPORTS: Semaphore = Semaphore::const_new(1);
 
 /// The paths of the only port, for an error.
-pub(crate) const ALL_PATHS: &str = "docs/api.md lists the paths";
+pub const ALL_PATHS: &str = "docs/api.md lists the paths";
 
 /// The paths of the port of the verbs, for an error.
 const VERB_PATHS: &str = "it has /v1/filter, /v1/prioritize, /v1/preempt and /v1/bind; the page and \
@@ -110,7 +110,7 @@ pub fn router(service: Service) -> Router {
 }
 
 /// All routes, without the guard.
-pub(crate) fn all_routes(service: &Service) -> Router<Service> {
+pub fn all_routes(service: &Service) -> Router<Service> {
     let own = agent_routes().merge(metric_routes()).merge(probe_routes()).merge(replica_routes());
     let queries = queries::routes().layer(Extension(Viewer::All));
     verb_routes(service).merge(own).merge(queries)
@@ -171,7 +171,7 @@ fn replica_routes() -> Router<Service> {
 }
 
 /// Routes that a page of another site cannot make a browser call. `paths` says which there are.
-pub(crate) fn guarded(routes: Router<Service>, paths: &'static str, service: Service) -> Router {
+pub fn guarded(routes: Router<Service>, paths: &'static str, service: Service) -> Router {
     let hosts: browser::Hosts = Some(service.app.config.allowed_hosts.clone().into());
     let routes = routes.method_not_allowed_fallback(wrong_method);
     let routes = routes.fallback(move |uri: Uri| async move { unknown_path(&uri, paths) });
@@ -564,12 +564,12 @@ mod tests {
     use tower::ServiceExt;
 
     use super::*;
-    use crate::clock::{Clock, SimulatedTime};
-    use crate::config::file::Config;
-    use crate::hardware::units::Timestamp;
-    use crate::ledger::fixture::settings;
-    use crate::ledger::nodes::state::Ledger;
-    use crate::server::http::respond::LARGE_BODY;
+    use crate::http::respond::LARGE_BODY;
+    use engine::ledger::fixture::settings;
+    use engine::ledger::nodes::state::Ledger;
+    use kube_api::config::file::Config;
+    use runtime::clock::{Clock, SimulatedTime};
+    use wire::units::Timestamp;
 
     #[test]
     fn a_large_body_does_not_delay_other_requests() {

@@ -16,12 +16,12 @@ use axum::{Router, middleware};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 
-use crate::certificates::Certificates;
-use crate::clock::Clock;
-use crate::control::shared::log_limit::LogLimit;
-use crate::kube_api::admission::rules::Admission;
-use crate::server::http::tls::{Handshake, Shown};
-use crate::server::http::{browser, connections};
+use crate::http::tls::{Handshake, Shown};
+use crate::http::{browser, connections};
+use control::shared::log_limit::LogLimit;
+use kube_api::admission::rules::Admission;
+use runtime::certificates::Certificates;
+use runtime::clock::Clock;
 
 /// Largest body that is read. An API server takes objects of up to 3 MiB, and a review holds at
 /// most two versions of one.
@@ -130,8 +130,8 @@ mod tests {
     use tower::ServiceExt;
 
     use super::*;
-    use crate::config::webhook::WebhookConfig;
-    use crate::kube_api::admission::review::MOST_REVIEW_BYTES;
+    use kube_api::admission::review::MOST_REVIEW_BYTES;
+    use kube_api::config::webhook::WebhookConfig;
 
     /// Half of the memory limit in `deploy/webhook.yaml`. Idle it takes about 15 MiB.
     const MOST_BYTES: usize = 128 << 20;

@@ -7,12 +7,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::control::shared::app::App;
-use crate::hardware::ids::{MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE, PodUid};
-use crate::hardware::units::{MemMib, Share};
-use crate::ledger::query::reading::Readiness;
-use crate::server::history::series::{Moments, Prometheus, SeriesValues, read};
-use crate::usage::history::{History, Used};
+use crate::history::series::{Moments, Prometheus, SeriesValues, read};
+use control::shared::app::App;
+use engine::ledger::query::reading::Readiness;
+use engine::usage::history::{History, Used};
+use wire::ids::{MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE, PodUid};
+use wire::units::{MemMib, Share};
 
 /// Length of one stretch of history: half of the time after which a pod is idle.
 const EVERY: Duration = Duration::from_secs(300);

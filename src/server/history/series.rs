@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http_body_util::Full;
 use serde::Deserialize;
 
-use crate::http_client::HttpClient;
+use runtime::http_client::HttpClient;
 
 /// Limit for one answer, also sent to Prometheus as its own timeout.
 const TIMEOUT: Duration = Duration::from_secs(30);

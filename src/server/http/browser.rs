@@ -10,7 +10,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header}
 use axum::middleware::Next;
 use axum::response::Response;
 
-use crate::server::http::respond::refusal;
+use crate::http::respond::refusal;
 
 /// Header of `gpupack`'s own requests. Behind the API server's service proxy, `Host` is the name of
 /// that server, which is not known here. No page can make a browser send a header with this prefix.

@@ -19,10 +19,10 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::server::http::bell::awake;
-use crate::server::http::exchange::{Observed, Progress, answer};
-use crate::server::http::limits::{Clients, Connection, Limits, open_files};
-use crate::server::http::tls::{Handshake, Idle, shake_hands};
+use crate::http::bell::awake;
+use crate::http::exchange::{Observed, Progress, answer};
+use crate::http::limits::{Clients, Connection, Limits, open_files};
+use crate::http::tls::{Handshake, Idle, shake_hands};
 
 /// Longest head of a request. kube-scheduler and agents send hundreds of bytes, browsers thousands.
 const LONGEST_HEAD: usize = 64 << 10;

@@ -22,9 +22,9 @@ use tokio::time::{Sleep, sleep};
 use tower::ServiceExt;
 use tower_http::timeout::DeadlineBody;
 
-use crate::server::http::limits::Connection;
-use crate::server::http::respond::error_body;
-use crate::server::http::tls::Idle;
+use crate::http::limits::Connection;
+use crate::http::respond::error_body;
+use crate::http::tls::Idle;
 
 /// What hyper holds for each connection. More is counted as it grows.
 const BUFFERS: usize = 16 << 10;

@@ -12,10 +12,10 @@ use axum::response::{IntoResponse, Response};
 use futures::StreamExt;
 use tokio::sync::watch;
 
-use crate::control::shared::app::App;
-use crate::control::shared::leader::Leader;
-use crate::control::shared::log_limit::LogLimit;
-use crate::server::http::respond::refusal;
+use crate::http::respond::refusal;
+use control::shared::app::App;
+use control::shared::leader::Leader;
+use control::shared::log_limit::LogLimit;
 
 /// Longest wait of a verb while no replica leads: as long as a take-over takes after a leader died.
 const VERBS_WITHIN: Duration = Duration::from_secs(5);

@@ -16,9 +16,9 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::sync::Notify;
 
-use crate::certificates::Tls;
-use crate::clock::Clock;
-use crate::hardware::units::Timestamp;
+use runtime::certificates::Tls;
+use runtime::clock::Clock;
+use wire::units::Timestamp;
 
 /// How long a connection must have waited for its client before a newer one of the same address may
 /// take its bytes. A request that is on its way arrives within milliseconds.

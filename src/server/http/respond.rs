@@ -8,8 +8,8 @@ use axum::response::{IntoResponse, Response};
 use serde::de::DeserializeOwned;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use crate::api::error::{Error, ErrorReason};
-use crate::protocol::messages::to_json;
+use kube_api::protocol::messages::to_json;
+use wire::api::error::{Error, ErrorReason};
 
 /// Most characters of a path that an error repeats.
 const LONGEST_SHOWN: usize = 100;
@@ -95,7 +95,7 @@ pub(crate) fn error_body(error: &str) -> Vec<u8> {
     to_json(&Error::new(error.to_owned()))
 }
 
-pub(crate) fn refusal(status: StatusCode, error: &str) -> Response {
+pub fn refusal(status: StatusCode, error: &str) -> Response {
     json(status, error_body(error))
 }
 

@@ -13,8 +13,8 @@ use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use crate::certificates::{ClientCertificate, Tls};
-use crate::server::http::limits::{Connection, Limits, PeerProof};
+use crate::http::limits::{Connection, Limits, PeerProof};
+use runtime::certificates::{ClientCertificate, Tls};
 
 /// Bytes that a handshake may take. rustls assembles a first message of up to 64 KiB, whose pieces
 /// may come slowly.
@@ -205,7 +205,7 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
-    use crate::server::http::limits::{Clients, Limits};
+    use crate::http::limits::{Clients, Limits};
 
     #[tokio::test]
     async fn handshakes_count_the_bytes_that_they_may_use() {

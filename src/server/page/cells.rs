@@ -3,16 +3,16 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use crate::api::page::{GpuCell, NodeCell, TenantCell};
-use crate::hardware::device::{DeviceKind, Health};
-use crate::hardware::units::{MemMib, Share};
-use crate::model::device_state::DeviceState;
-use crate::model::isolation::{DriverLimits, Mode};
-use crate::model::node_state::NodeState;
-use crate::model::reservation::ReservationState;
-use crate::scoring::guests::borrowers;
-use crate::server::views::inspect::reporting;
-use crate::usage::node_details::NodeDetails;
+use crate::views::inspect::reporting;
+use engine::model::device_state::DeviceState;
+use engine::model::isolation::{DriverLimits, Mode};
+use engine::model::node_state::NodeState;
+use engine::model::reservation::ReservationState;
+use engine::scoring::guests::borrowers;
+use engine::usage::node_details::NodeDetails;
+use wire::api::page::{GpuCell, NodeCell, TenantCell};
+use wire::device::{DeviceKind, Health};
+use wire::units::{MemMib, Share};
 
 /// Step of the shown memory in use, in thousandths of a device. The amount changes all the time,
 /// and smaller steps cannot be seen on a map.
@@ -155,14 +155,14 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::hardware::device_class::DeviceClasses;
-    use crate::hardware::ids::{DeviceId, PodUid};
-    use crate::hardware::pool::{Borrow, PoolRule};
-    use crate::hardware::seen::{DeviceUse, ProcessUse};
-    use crate::hardware::units::{Demand, Timestamp};
-    use crate::model::request::{Amount, GpuRequest, Limit, Movable};
-    use crate::model::reservation::{PlacedDevice, Reservation};
-    use crate::scoring::fixture::{node_of, tenant};
+    use engine::hardware::device_class::DeviceClasses;
+    use engine::hardware::pool::{Borrow, PoolRule};
+    use engine::model::request::{Amount, GpuRequest, Limit, Movable};
+    use engine::model::reservation::{PlacedDevice, Reservation};
+    use engine::scoring::fixture::{node_of, tenant};
+    use wire::ids::{DeviceId, PodUid};
+    use wire::seen::{DeviceUse, ProcessUse};
+    use wire::units::{Demand, Timestamp};
 
     /// A pod with half of a GPU that may borrow the other half.
     fn borrower(name: &str) -> Reservation {

@@ -13,20 +13,20 @@ use serde_json::value::RawValue;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
-use crate::api::kind::{ApiVersion, SummaryDeltaKind, SummaryKind};
-use crate::api::page::{Figures, GpuCell, NodeCell, Summary, SummaryDelta, TenantCell};
-use crate::clock::Clock;
-use crate::control::shared::app::App;
-use crate::hardware::ids::NodeName;
-use crate::hardware::units::Timestamp;
-use crate::model::node_state::NodeState;
-use crate::protocol::messages::to_json;
-use crate::server::http::limits::{Clients, Connection, Limits};
-use crate::server::page::cells::{Legend, Sight, node_cell};
-use crate::server::page::summary::{ageless, figures, kept_rooms_of, teams_of, waiting_of};
-use crate::server::page::trend::{POINT_EVERY, Trend, point};
-use crate::server::views::viewer::Viewer;
-use crate::usage::node_details::NodeDetails;
+use crate::http::limits::{Clients, Connection, Limits};
+use crate::page::cells::{Legend, Sight, node_cell};
+use crate::page::summary::{ageless, figures, kept_rooms_of, teams_of, waiting_of};
+use crate::page::trend::{POINT_EVERY, Trend, point};
+use crate::views::viewer::Viewer;
+use control::shared::app::App;
+use engine::model::node_state::NodeState;
+use engine::usage::node_details::NodeDetails;
+use kube_api::protocol::messages::to_json;
+use runtime::clock::Clock;
+use wire::api::kind::{ApiVersion, SummaryDeltaKind, SummaryKind};
+use wire::api::page::{Figures, GpuCell, NodeCell, Summary, SummaryDelta, TenantCell};
+use wire::ids::NodeName;
+use wire::units::Timestamp;
 
 /// Time between two checks for changes while a browser listens, and between two of its deltas.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(250);

@@ -12,16 +12,16 @@ use axum::routing::get;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-use crate::api::error::Error;
-use crate::api::fit::{Fit, Fragmentation};
-use crate::api::page::Summary;
-use crate::api::search::{SearchQuery, SearchResults};
-use crate::protocol::messages::to_json;
-use crate::server::http::respond::{ReadPath, ReadQuery, refusal};
-use crate::server::page::service::{Service, look};
-use crate::server::page::stream;
-use crate::server::views::viewer::Viewer;
-use crate::server::views::{fits, search};
+use crate::http::respond::{ReadPath, ReadQuery, refusal};
+use crate::page::service::{Service, look};
+use crate::page::stream;
+use crate::views::viewer::Viewer;
+use crate::views::{fits, search};
+use kube_api::protocol::messages::to_json;
+use wire::api::error::Error;
+use wire::api::fit::{Fit, Fragmentation};
+use wire::api::page::Summary;
+use wire::api::search::{SearchQuery, SearchResults};
 
 /// Content security policy: the page may load only from its own origin.
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src data:; \

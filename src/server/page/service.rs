@@ -8,9 +8,9 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use crate::control::shared::app::App;
-use crate::server::http::respond::{refusal, work_with};
-use crate::server::page::live::Live;
+use crate::http::respond::{refusal, work_with};
+use crate::page::live::Live;
+use control::shared::app::App;
 
 /// Changes the log level while the service runs; the argument is a filter as in the configuration.
 pub type SetLogLevel = dyn Fn(&str) -> Result<(), String> + Send + Sync;

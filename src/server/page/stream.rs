@@ -11,13 +11,13 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use tokio::sync::mpsc;
 
-use crate::api::error::Error;
-use crate::api::page::{EventsQuery, SummaryDelta};
-use crate::server::http::exchange::PeerAddress;
-use crate::server::http::respond::{ReadQuery, refusal};
-use crate::server::page::live::{LOOK_EVERY, News};
-use crate::server::page::service::Service;
-use crate::server::views::viewer::Viewer;
+use crate::http::exchange::PeerAddress;
+use crate::http::respond::{ReadQuery, refusal};
+use crate::page::live::{LOOK_EVERY, News};
+use crate::page::service::Service;
+use crate::views::viewer::Viewer;
+use wire::api::error::Error;
+use wire::api::page::{EventsQuery, SummaryDelta};
 
 /// After this time without a message a comment is sent, because proxies close silent connections.
 const COMMENT_EVERY: Duration = Duration::from_secs(15);

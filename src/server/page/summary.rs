@@ -1,18 +1,18 @@
 //! The figures of the page: how well the cluster is packed, and which pods wait.
 
-use crate::api::page;
-use crate::api::page::{Figures, KeptRoom, Team};
-use crate::api::waiting::WaitingPod;
-use crate::control::pods::why::kept_reason;
-use crate::control::shared::app::App;
-use crate::ledger::query::reading::Readiness;
-use crate::ledger::suggest::waiting as ledger;
-use crate::protocol::messages::to_json;
-use crate::server::views::inspect;
-use crate::server::views::teams::teams;
-use crate::server::views::viewer::Viewer;
-use crate::server::views::waiting;
-use crate::server::views::waiting::since;
+use crate::views::inspect;
+use crate::views::teams::teams;
+use crate::views::viewer::Viewer;
+use crate::views::waiting;
+use crate::views::waiting::since;
+use control::pods::why::kept_reason;
+use control::shared::app::App;
+use engine::ledger::query::reading::Readiness;
+use engine::ledger::suggest::waiting as ledger;
+use kube_api::protocol::messages::to_json;
+use wire::api::page;
+use wire::api::page::{Figures, KeptRoom, Team};
+use wire::api::waiting::WaitingPod;
 
 /// Teams, rooms and waiting pods in the list: those with the highest priority, then the oldest.
 const NAMED: usize = 100;

@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::api::page::TrendPoint;
-use crate::control::shared::app::App;
-use crate::hardware::units::Share;
+use control::shared::app::App;
+use wire::api::page::TrendPoint;
+use wire::units::Share;
 
 /// Time between two points.
 pub(crate) const POINT_EVERY: Duration = Duration::from_secs(5);

@@ -1,27 +1,27 @@
-//! Checks a report and converts it into the types of [`crate::model`].
+//! Checks a report and converts it into the types of [`engine::model`].
 //!
 //! [`CheckedReport::from_json`] is the only way in. The extender calls it for each report and passes the
 //! result to the ledger. Nothing here depends on earlier reports: the ledger compares them.
 
-use crate::report::bodies::{MigPromise, MigPromises};
-use crate::report::details::of_inventory;
-use crate::report::limits::MAX_MIG_PROMISES;
 use std::collections::BTreeMap;
+use wire::report::bodies::{MigPromise, MigPromises};
+use wire::report::details::of_inventory;
+use wire::report::limits::MAX_MIG_PROMISES;
 
-use crate::causes::shown_long;
-use crate::hardware::device::{DeviceDetails, InventoryError};
-use crate::hardware::ids::{DeviceId, MAX_DEVICES_PER_NODE, MigProfile, PodUid};
-use crate::hardware::inventory::NodeInventory;
-use crate::hardware::seen;
-use crate::hardware::spots::Spot;
-use crate::json_object::Object;
-use crate::ledger::change::reports::NodeReport;
-use crate::report::bodies::{API_VERSION, DeviceReport, DeviceUse, LimitsInForce, Report};
-use crate::report::details::device_use;
-use crate::report::limits::MAX_NAME_BYTES;
-use crate::report::refusal::{ReportError, text};
-use crate::report::{details, mig};
-use crate::usage::node_details::DetailsReport;
+use engine::hardware::inventory::NodeInventory;
+use engine::hardware::spots::Spot;
+use engine::ledger::change::reports::NodeReport;
+use engine::usage::node_details::DetailsReport;
+use runtime::causes::shown_long;
+use wire::device::{DeviceDetails, InventoryError};
+use wire::ids::{DeviceId, MAX_DEVICES_PER_NODE, MigProfile, PodUid};
+use wire::json_object::Object;
+use wire::report::bodies::{API_VERSION, DeviceReport, DeviceUse, LimitsInForce, Report};
+use wire::report::details::device_use;
+use wire::report::limits::MAX_NAME_BYTES;
+use wire::report::refusal::{ReportError, text};
+use wire::report::{details, mig};
+use wire::seen;
 
 /// A report that was checked.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! What an agent gets in the reply to a report.
 
-use crate::model::reservation::{BorrowedMemory, Reservation, ReservationState};
-use crate::report::bodies::{AllocatedDevice, Allocation, AllocationState};
+use engine::model::reservation::{BorrowedMemory, Reservation, ReservationState};
+use wire::report::bodies::{AllocatedDevice, Allocation, AllocationState};
 
 /// The reservation as the agent gets it.
 pub fn allocation(reservation: &Reservation) -> Allocation {

@@ -14,21 +14,21 @@ use std::marker::PhantomData;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
-use crate::control::shared::app::App;
-use crate::hardware::ids::{NodeName, PodUid};
-use crate::kube_api::pod::seen_pod::SeenPod;
-use crate::kube_api::request::bounded::Bounded;
-use crate::kube_api::request::room_note::MOST_VICTIMS as MOST_VICTIMS_KEPT;
-use crate::ledger::nodes::teams::TeamPod;
-use crate::ledger::query::reading::Readiness;
-use crate::ledger::suggest::preemption::PlannedVictims;
-use crate::metrics::labels::{Outcome, VerbAnswer};
-use crate::model::reservation::Tenure;
-use crate::model::workload::Protection;
-use crate::mutation::{Mutation, mutated};
-use crate::protocol::bounds::{LONGEST_OBJECT, MOST_NODES, ProtocolError};
-use crate::protocol::messages::{to_json, utf8};
-use crate::protocol::wire::{check_depth, fields, part};
+use control::metrics::labels::{Outcome, VerbAnswer};
+use control::shared::app::App;
+use engine::ledger::nodes::teams::TeamPod;
+use engine::ledger::query::reading::Readiness;
+use engine::ledger::suggest::preemption::PlannedVictims;
+use engine::model::reservation::Tenure;
+use engine::model::workload::Protection;
+use kube_api::pod::seen_pod::SeenPod;
+use kube_api::protocol::bounds::{LONGEST_OBJECT, MOST_NODES, ProtocolError};
+use kube_api::protocol::messages::{to_json, utf8};
+use kube_api::protocol::wire::{check_depth, fields, part};
+use kube_api::request::bounded::Bounded;
+use kube_api::request::room_note::MOST_VICTIMS as MOST_VICTIMS_KEPT;
+use wire::ids::{NodeName, PodUid};
+use wire::mutation::{Mutation, mutated};
 
 /// Most victims on one node: more pods than kubelet runs.
 const MOST_ON_A_NODE: usize = 5_000;
@@ -253,12 +253,12 @@ fn note_plan(app: &App, pod: &SeenPod, victims: &BTreeMap<String, MetaVictims>) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::Clock;
-    use crate::ledger::change::facts::PodFact;
-    use crate::ledger::fixture::{bound, ledger};
+    use engine::ledger::change::facts::PodFact;
+    use engine::ledger::fixture::{bound, ledger};
+    use runtime::clock::Clock;
 
     fn app() -> App {
-        let config = crate::config::file::Config::default();
+        let config = kube_api::config::file::Config::default();
         App::alone(std::sync::Arc::new(ledger("A")), config, Clock::start())
     }
 
@@ -312,7 +312,7 @@ mod tests {
     #[test]
     fn pods_that_a_class_of_workloads_protects_do_not_go_for_pods_without_a_gpu() {
         let config = "workloads: {kept: {preemptible: false}, new: {protect_seconds: 9}}";
-        let config = crate::config::file::Config::from_yaml(config).unwrap();
+        let config = kube_api::config::file::Config::from_yaml(config).unwrap();
         let ledger = std::sync::Arc::new(ledger("A"));
         let app = App::alone(ledger, config, Clock::start());
         let protected = |name: &str, started_unix_seconds, protection| {
@@ -345,7 +345,7 @@ mod tests {
     #[test]
     fn pods_of_other_teams_do_not_go_for_a_pod_without_a_gpu() {
         let config =
-            crate::config::file::Config::from_yaml("shares: {teams: {n: {guaranteed: 1}}}");
+            kube_api::config::file::Config::from_yaml("shares: {teams: {n: {guaranteed: 1}}}");
         let ledger = std::sync::Arc::new(ledger("A"));
         let app = App::alone(ledger, config.unwrap(), Clock::start());
         app.ledger.set_listed(app.clock.now());

@@ -3,19 +3,19 @@
 //! For a node that the ledger knows, the ledger answers. Any other counts as an empty node with the
 //! GPUs that its allocatable resources and the labels of GPU feature discovery name.
 
-use crate::config::file::Config;
-use crate::control::shared::app::App;
-use crate::hardware::device::{Device, DeviceIndex, DeviceKind, Health};
-use crate::hardware::device_class::DeviceClasses;
-use crate::hardware::ids::{DeviceId, NodeName, PoolName};
-use crate::hardware::inventory::NodeInventory;
-use crate::hardware::units::{MemMib, Timestamp};
-use crate::kube_api::pod::host::host_offer;
-use crate::kube_api::pod::labels::{is_of_gpus, labelled_gpus};
-use crate::ledger::query::queries::{Answer, PlacementRequest};
-use crate::model::node_state::NodeState;
-use crate::model::rejection::Rejection;
-use crate::protocol::wire::NodeObject;
+use control::shared::app::App;
+use engine::hardware::device_class::DeviceClasses;
+use engine::hardware::inventory::NodeInventory;
+use engine::ledger::query::queries::{Answer, PlacementRequest};
+use engine::model::node_state::NodeState;
+use engine::model::rejection::Rejection;
+use kube_api::config::file::Config;
+use kube_api::pod::host::host_offer;
+use kube_api::pod::labels::{is_of_gpus, labelled_gpus};
+use kube_api::protocol::wire::NodeObject;
+use wire::device::{Device, DeviceIndex, DeviceKind, Health};
+use wire::ids::{DeviceId, NodeName, PoolName};
+use wire::units::{MemMib, Timestamp};
 
 /// The answer for each Node object, in their order. Changes nothing.
 pub fn answers(app: &App, query: &PlacementRequest, objects: &[NodeObject<'_>]) -> Vec<Answer> {

@@ -10,26 +10,26 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::control::shared::app::App;
-use crate::hardware::ids::{NodeName, PodUid};
-use crate::hardware::units::Timestamp;
-use crate::kube_api::pod::seen_pod::SeenPod;
-use crate::kube_api::write::events::NoticeReason;
-use crate::ledger::nodes::narrowing::Keys;
-use crate::ledger::query::queries::PlacementRequest;
-use crate::ledger::query::reading::Readiness;
-use crate::ledger::query::team_limit::Owner;
-use crate::ledger::suggest::preemptors::HostRefused;
-use crate::metrics::labels::{Outcome, VerbAnswer};
-use crate::model::rejection::Rejection;
-use crate::mutation::{Mutation, mutated};
-use crate::protocol::bounds::ProtocolError;
-use crate::protocol::messages::{
+use crate::scheduler::template;
+use control::metrics::labels::{Outcome, VerbAnswer};
+use control::shared::app::App;
+use engine::ledger::nodes::narrowing::Keys;
+use engine::ledger::query::queries::PlacementRequest;
+use engine::ledger::query::reading::Readiness;
+use engine::ledger::query::team_limit::Owner;
+use engine::ledger::suggest::preemptors::HostRefused;
+use engine::model::rejection::Rejection;
+use engine::scoring::cost::Cost;
+use kube_api::pod::seen_pod::SeenPod;
+use kube_api::protocol::bounds::ProtocolError;
+use kube_api::protocol::messages::{
     ExtenderArgs, ExtenderFilterResult, HostPriority, NodesArg, Passed, host_priorities_json,
 };
-use crate::protocol::names::Names;
-use crate::scoring::cost::Cost;
-use crate::server::scheduler::template;
+use kube_api::protocol::names::Names;
+use kube_api::write::events::NoticeReason;
+use wire::ids::{NodeName, PodUid};
+use wire::mutation::{Mutation, mutated};
+use wire::units::Timestamp;
 
 /// Score of the best node. Multiplied by 10 and the extender's weight it outweighs all in-tree
 /// preferences from a weight of 3 on (in-tree totals reach about 1,200, the next node has at most
@@ -415,7 +415,7 @@ fn scale(keys: &[u128]) -> Vec<u128> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scoring::cost::Ties;
+    use engine::scoring::cost::Ties;
 
     fn cost(cost: i64) -> Option<u128> {
         Some(Cost::Fragmentation { instance_mib: 0, cost, ties: Ties::default() }.key())

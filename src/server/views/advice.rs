@@ -1,14 +1,14 @@
 //! `/v1/advise`: which pods hold GPU memory without need, what request would have been enough, and
 //! how finely each pool could be shared.
 
-use crate::api::advice::{Advice, AdviseQuery, BurstAdvice, PodAdvice, PoolAdvice, SharingLimit};
-use crate::api::kind::{AdviceKind, ApiVersion};
-use crate::api::state::DeviceAmount;
-use crate::control::shared::app::App;
-use crate::hardware::units::{MemMib, Share};
-use crate::ledger::usage::advice;
-use crate::ledger::usage::advice::{Bursts, IDLE_FOR, WATCHED_FOR, by_pool};
-use crate::server::views::viewer::Viewer;
+use crate::views::viewer::Viewer;
+use control::shared::app::App;
+use engine::ledger::usage::advice;
+use engine::ledger::usage::advice::{Bursts, IDLE_FOR, WATCHED_FOR, by_pool};
+use wire::api::advice::{Advice, AdviseQuery, BurstAdvice, PodAdvice, PoolAdvice, SharingLimit};
+use wire::api::kind::{AdviceKind, ApiVersion};
+use wire::api::state::DeviceAmount;
+use wire::units::{MemMib, Share};
 
 /// Pods in the list, those that waste most first.
 const NAMED: usize = 1_000;

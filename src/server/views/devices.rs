@@ -1,21 +1,21 @@
 //! The devices of `/v1/state`, with their tenants.
 
-use crate::api::state;
-use crate::api::state::{
+use crate::views::pods::reservation_state;
+use control::pods::memory_guard::over_limit_pods;
+use engine::hardware::pool::{ConfiguredIsolation, InstanceUse};
+use engine::model::device_state::{DeviceState, Origin, Verification};
+use engine::model::isolation::{DriverLimits, Mode};
+use engine::model::node_state::{NodeReporting, NodeState};
+use engine::model::reservation::Reservation;
+use engine::usage::node_details::NodeDetails;
+use wire::api::state;
+use wire::api::state::{
     Device, DeviceAmount, DeviceIsolation, FailedMigOrder, Guest, InstanceState, IsolationMode,
     MigPlacement, Neighbor, PlaceableProfile, PodState, Slots, Tenant, TenantIsolation,
 };
-use crate::control::pods::memory_guard::over_limit_pods;
-use crate::hardware::device::{DeviceKind, Health};
-use crate::hardware::ids::DeviceId;
-use crate::hardware::pool::{ConfiguredIsolation, InstanceUse};
-use crate::hardware::units::{Demand, MemMib};
-use crate::model::device_state::{DeviceState, Origin, Verification};
-use crate::model::isolation::{DriverLimits, Mode};
-use crate::model::node_state::{NodeReporting, NodeState};
-use crate::model::reservation::Reservation;
-use crate::server::views::pods::reservation_state;
-use crate::usage::node_details::NodeDetails;
+use wire::device::{DeviceKind, Health};
+use wire::ids::DeviceId;
+use wire::units::{Demand, MemMib};
 
 /// One device of a node.
 pub(crate) fn device(
@@ -205,7 +205,7 @@ fn guests(node: &NodeState, details: &NodeDetails, found: &DeviceState) -> Vec<G
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::fixture::{failed_mig_order, ledger};
+    use engine::ledger::fixture::{failed_mig_order, ledger};
 
     #[test]
     fn a_gpu_has_the_orders_about_its_instances_that_fail() {

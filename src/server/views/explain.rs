@@ -4,25 +4,25 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::api::explain::{Explanation, NodeRefusal, Refusal};
-use crate::api::waiting::Obstacle;
-use crate::control::pods::group_state::Groups;
-use crate::control::pods::memory_guard::excesses;
-use crate::control::pods::proposals::listed;
-use crate::control::pods::wording;
-use crate::control::pods::wording::{SUGGESTION_REQUEST, SUGGESTION_UNPLACED};
-use crate::control::shared::app::App;
-use crate::hardware::device_class::DeviceClass;
-use crate::kube_api::pod::seen_pod::SeenPod;
-use crate::ledger::query::own_room::Outlook;
-use crate::ledger::query::queries::Answer;
-use crate::ledger::suggest::displacement::MOST_MOVES;
-use crate::ledger::suggest::waiting::WaitingState;
-use crate::model::node_state::{NodeReporting, NodeState};
-use crate::model::rejection::Rejection;
-use crate::server::views::pods::reservation_state;
-use crate::server::views::viewer::Viewer;
-use crate::server::views::waiting::{Queues, since};
+use crate::views::pods::reservation_state;
+use crate::views::viewer::Viewer;
+use crate::views::waiting::{Queues, since};
+use control::pods::group_state::Groups;
+use control::pods::memory_guard::excesses;
+use control::pods::proposals::listed;
+use control::pods::wording;
+use control::pods::wording::{SUGGESTION_REQUEST, SUGGESTION_UNPLACED};
+use control::shared::app::App;
+use engine::hardware::device_class::DeviceClass;
+use engine::ledger::query::own_room::Outlook;
+use engine::ledger::query::queries::Answer;
+use engine::ledger::suggest::displacement::MOST_MOVES;
+use engine::ledger::suggest::waiting::WaitingState;
+use engine::model::node_state::{NodeReporting, NodeState};
+use engine::model::rejection::Rejection;
+use kube_api::pod::seen_pod::SeenPod;
+use wire::api::explain::{Explanation, NodeRefusal, Refusal};
+use wire::api::waiting::Obstacle;
 
 /// What is said of an over-quota pod.
 const OVER_QUOTA: &str =

@@ -3,24 +3,24 @@
 
 use std::collections::BTreeMap;
 
-use crate::api::fit::{Fit, Fragmentation};
-use crate::api::kind::{ApiVersion, FitKind, FragmentationKind};
-use crate::config::pods::requests::RequestRules;
-use crate::control::pods::wording::in_words;
-use crate::control::shared::app::App;
-use crate::hardware::units::HostAmount;
-use crate::kube_api::request::annotations::{
+use crate::views::viewer::Viewer;
+use control::pods::wording::in_words;
+use control::shared::app::App;
+use engine::ledger::query::own_room::OwnRoom;
+use engine::ledger::query::queries::PlacementRequest;
+use engine::ledger::suggest::waiting::WaitingState;
+use engine::model::fit::HostRule;
+use engine::model::request::GpuRequest;
+use engine::scoring::strategy::Strategy;
+use kube_api::config::pods::requests::RequestRules;
+use kube_api::request::annotations::{
     DEVICE_COUNT, FRACTION, ISOLATION, MEMORY, MODEL, parse_request,
 };
-use crate::kube_api::request::other_keys::check;
-use crate::kube_api::request::resources::{ContainerKind, ContainerRequest};
-use crate::ledger::query::own_room::OwnRoom;
-use crate::ledger::query::queries::PlacementRequest;
-use crate::ledger::suggest::waiting::WaitingState;
-use crate::model::fit::HostRule;
-use crate::model::request::GpuRequest;
-use crate::scoring::strategy::Strategy;
-use crate::server::views::viewer::Viewer;
+use kube_api::request::other_keys::check;
+use kube_api::request::resources::{ContainerKind, ContainerRequest};
+use wire::api::fit::{Fit, Fragmentation};
+use wire::api::kind::{ApiVersion, FitKind, FragmentationKind};
+use wire::units::HostAmount;
 
 /// Longest value of a query, in bytes.
 const MAX_VALUE: usize = 512;

@@ -2,18 +2,18 @@
 
 use serde::Serialize;
 
-use crate::api::state;
-use crate::api::state::{Node, State};
-use crate::control::shared::app::App;
-use crate::model::node_state::{NodeReporting, NodeState};
-use crate::protocol::messages::to_json;
-use crate::scoring::fragmentation::Packing;
-use crate::server::views::pods::host_amount;
-use crate::server::views::viewer::Viewer;
-use crate::server::views::{devices, pods};
+use crate::views::pods::host_amount;
+use crate::views::viewer::Viewer;
+use crate::views::{devices, pods};
+use control::shared::app::App;
+use engine::model::node_state::{NodeReporting, NodeState};
+use engine::scoring::fragmentation::Packing;
+use kube_api::protocol::messages::to_json;
+use wire::api::state;
+use wire::api::state::{Node, State};
 
 /// The figures of a measurement.
-pub(crate) fn packing(packing: &Packing) -> state::Packing {
+pub fn packing(packing: &Packing) -> state::Packing {
     state::Packing {
         devices: packing.devices,
         occupied: packing.occupied,

@@ -1,16 +1,16 @@
 //! The pods of `/v1/state`: what each one requests or holds.
 
-use crate::api::state::{HostAmount, IsolationMode, Pod, PodRequest, PodState, RequestedIsolation};
-use crate::control::shared::app::App;
-use crate::hardware::device::DeviceKind;
-use crate::hardware::ids::{DeviceId, PodUid};
-use crate::hardware::pool::ConfiguredIsolation;
-use crate::hardware::units;
-use crate::hardware::units::{MemMib, Share};
-use crate::ledger::suggest::waiting::WaitingPod;
-use crate::model::node_state::NodeState;
-use crate::model::request::{Amount, GpuRequest, Isolation, Limit};
-use crate::model::reservation::{Reservation, ReservationState};
+use control::shared::app::App;
+use engine::hardware::pool::ConfiguredIsolation;
+use engine::ledger::suggest::waiting::WaitingPod;
+use engine::model::node_state::NodeState;
+use engine::model::request::{Amount, GpuRequest, Isolation, Limit};
+use engine::model::reservation::{Reservation, ReservationState};
+use wire::api::state::{HostAmount, IsolationMode, Pod, PodRequest, PodState, RequestedIsolation};
+use wire::device::DeviceKind;
+use wire::ids::{DeviceId, PodUid};
+use wire::units;
+use wire::units::{MemMib, Share};
 
 /// A pod of which only CPU and host memory matter.
 fn bare(uid: &PodUid, state: PodState, host: units::HostAmount) -> Pod {

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::api::search::{FoundPod, SearchResults, SearchTotals};
-use crate::control::shared::app::App;
-use crate::model::reservation::PodRef;
-use crate::server::views::viewer::Viewer;
+use crate::views::viewer::Viewer;
+use control::shared::app::App;
+use engine::model::reservation::PodRef;
+use wire::api::search::{FoundPod, SearchResults, SearchTotals};
 
 /// Longest search text: the longest `namespace/name` of Kubernetes.
 pub(crate) const MAX_TEXT: usize = 63 + 1 + 253;

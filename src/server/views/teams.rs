@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::api::page::{Team, TeamList};
-use crate::control::shared::app::App;
-use crate::hardware::units::Share;
-use crate::server::views::viewer::Viewer;
+use crate::views::viewer::Viewer;
+use control::shared::app::App;
+use wire::api::page::{Team, TeamList};
+use wire::units::Share;
 
 /// The teams of which a viewer sees a namespace, by name. None if the configuration says nothing of
 /// teams.

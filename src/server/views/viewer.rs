@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use crate::api::moves::{Move, MoveProposals};
-use crate::api::state::{Guest, Node, OverLimitPod, Tenant};
-use crate::control::shared::app::App;
+use control::shared::app::App;
+use wire::api::moves::{Move, MoveProposals};
+use wire::api::state::{Guest, Node, OverLimitPod, Tenant};
 
 /// Whose pods a caller may see. Of other pods it sees how much they hold, and no more.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,18 +3,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::api::kind::{ApiVersion, WaitingPodListKind};
-use crate::api::waiting;
-use crate::api::waiting::{Obstacle, QueuePosition, WaitingPodList, WaitingQuery};
-use crate::control::pods::why::Whys;
-use crate::control::pods::wording;
-use crate::control::pods::wording::{Profiles, SUGGESTION_REQUEST};
-use crate::control::shared::app::App;
-use crate::kube_api::pod::seen_pod::SeenPod;
-use crate::kube_api::request::request_error::RequestError;
-use crate::ledger::suggest::waiting::{WaitingPod, WaitingState};
-use crate::model::request::GpuRequest;
-use crate::server::views::viewer::Viewer;
+use crate::views::viewer::Viewer;
+use control::pods::why::Whys;
+use control::pods::wording;
+use control::pods::wording::{Profiles, SUGGESTION_REQUEST};
+use control::shared::app::App;
+use engine::ledger::suggest::waiting::{WaitingPod, WaitingState};
+use engine::model::request::GpuRequest;
+use kube_api::pod::seen_pod::SeenPod;
+use kube_api::request::request_error::RequestError;
+use wire::api::kind::{ApiVersion, WaitingPodListKind};
+use wire::api::waiting;
+use wire::api::waiting::{Obstacle, QueuePosition, WaitingPodList, WaitingQuery};
 
 /// Pods in the list if the query names no limit.
 const DEFAULT_LIMIT: usize = 500;

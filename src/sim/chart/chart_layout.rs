@@ -1,6 +1,6 @@
 //! The layout of a chart: the ends of its axes, and how much of a text fits.
 //!
-//! Arithmetic only; [`crate::sim::chart::draw`] does the drawing.
+//! Arithmetic only; [`crate::chart::draw`] does the drawing.
 
 use std::ops::Range;
 

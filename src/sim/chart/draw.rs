@@ -14,8 +14,8 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use crate::sim::chart::chart_layout::{axis, decimals, shorten};
-use crate::sim::snapshot::replace::replace;
+use crate::chart::chart_layout::{axis, decimals, shorten};
+use crate::snapshot::replace::replace;
 
 /// Drawing units of one pixel; all lengths below are in units. The SVG backend has only whole
 /// units, and lines that bend only at whole pixels look jagged.
@@ -259,7 +259,7 @@ mod tests {
     use std::slice::from_ref;
 
     use super::*;
-    use crate::sim::chart::chart_layout::is_printable;
+    use crate::chart::chart_layout::is_printable;
 
     fn curve(label: &str, points: &[(f64, f64)]) -> Curve {
         Curve { label: label.to_owned(), points: points.to_vec() }

@@ -6,11 +6,11 @@
 
 use std::cmp::Reverse;
 
-use crate::hardware::units::Share;
-use crate::scoring::context::{ScoringContext, Taken, TakenList};
-use crate::scoring::fragmentation::Uses;
-use crate::scoring::strategy::PlacementCost;
-use crate::waste::compiled_mix::CompiledMix;
+use engine::scoring::context::{ScoringContext, Taken, TakenList};
+use engine::scoring::fragmentation::Uses;
+use engine::scoring::strategy::PlacementCost;
+use engine::waste::compiled_mix::CompiledMix;
+use wire::units::Share;
 
 /// Cores of the largest node, in thousandths.
 pub const MAX_CPU: i64 = 128_000;
@@ -94,10 +94,10 @@ fn i64_of(value: u64) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::device_state::HoldRule;
-    use crate::scoring::cost::{Cost, LocalCost};
-    use crate::scoring::strategy::{CustomCost, Strategy};
-    use crate::scoring::{fixture, plan};
+    use engine::model::device_state::HoldRule;
+    use engine::scoring::cost::{Cost, LocalCost};
+    use engine::scoring::strategy::{CustomCost, Strategy};
+    use engine::scoring::{fixture, plan};
 
     /// The score of the best placement, and the position of its first device.
     fn place(baseline: Baseline, node: &str, request: &str) -> (i64, Option<usize>) {

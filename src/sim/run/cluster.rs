@@ -12,37 +12,37 @@ use std::time::Duration;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-use crate::hardware::device::DeviceKind;
-use crate::hardware::ids::{DeviceId, ModelName, NodeName, PodUid, PoolName};
-use crate::hardware::pool::{ConfiguredIsolation, PoolRule, PoolRules};
-use crate::hardware::seen::{DeviceUse, ProcessUse};
-use crate::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share, Timestamp};
-use crate::ledger::change::facts::{MoveFact, PodFact};
-use crate::ledger::change::reports::{NodeReport, ReportRefusal};
-use crate::ledger::nodes::per_node::Gauge;
-use crate::ledger::nodes::state::{Ledger, Settings};
-use crate::ledger::query::own_room::OwnRoom;
-use crate::ledger::query::queries::PlacementRequest;
-use crate::ledger::suggest::moves::Move;
-use crate::ledger::suggest::standing::Holder;
-use crate::model::device_state::CLEAN_REPORTS_TO_FREE;
-use crate::model::fit::HostRule;
-use crate::model::policy::Policy;
-use crate::model::reservation::{PlacedDevice, Placement, PodRef, Tenure};
-use crate::scoring::fragmentation::Packing;
-use crate::scoring::strategy::Strategy;
-use crate::sim::run::policy::{MixSource, SimPolicy};
-use crate::sim::trace::dimensions::{DeviceAt, TracePlacement};
-use crate::sim::trace::inventory::RowOfNode;
-use crate::sim::trace::read::{TraceNode, TracePod};
-use crate::sim::trace::workload::capacity_milli;
-use crate::waste::request_mix::{Mix, RequestType, Tally};
+use crate::run::policy::{MixSource, SimPolicy};
+use crate::trace::dimensions::{DeviceAt, TracePlacement};
+use crate::trace::inventory::RowOfNode;
+use crate::trace::read::{TraceNode, TracePod};
+use crate::trace::workload::capacity_milli;
+use engine::hardware::pool::{ConfiguredIsolation, PoolRule, PoolRules};
+use engine::ledger::change::facts::{MoveFact, PodFact};
+use engine::ledger::change::reports::{NodeReport, ReportRefusal};
+use engine::ledger::nodes::per_node::Gauge;
+use engine::ledger::nodes::state::{Ledger, Settings};
+use engine::ledger::query::own_room::OwnRoom;
+use engine::ledger::query::queries::PlacementRequest;
+use engine::ledger::suggest::moves::Move;
+use engine::ledger::suggest::standing::Holder;
+use engine::model::device_state::CLEAN_REPORTS_TO_FREE;
+use engine::model::fit::HostRule;
+use engine::model::policy::Policy;
+use engine::model::reservation::{PlacedDevice, Placement, PodRef, Tenure};
+use engine::scoring::fragmentation::Packing;
+use engine::scoring::strategy::Strategy;
+use engine::waste::request_mix::{Mix, RequestType, Tally};
+use wire::device::DeviceKind;
+use wire::ids::{DeviceId, ModelName, NodeName, PodUid, PoolName};
+use wire::seen::{DeviceUse, ProcessUse};
+use wire::units::{Demand, HostAmount, MemMib, MilliCpu, Share, Timestamp};
 
 /// Longer than any replay: here nothing goes stale.
 const FOREVER: Duration = Duration::from_secs(u64::MAX / 1000);
 
 /// A simulated cluster under one policy.
-pub(crate) struct SimCluster {
+pub struct SimCluster {
     ledger: Ledger,
     policy: SimPolicy,
     /// The next report of each node's agent, by position in the tie-break order.
@@ -71,7 +71,7 @@ pub(crate) struct SimCluster {
 
 /// Where a pod runs, and what it takes there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Seat {
+pub struct Seat {
     /// Position of the node in the tie-break order.
     pub(crate) node: usize,
     /// GPU share in millionths, over all devices.
@@ -91,7 +91,7 @@ pub struct FreeOnDevice {
 impl SimCluster {
     /// A cluster of `nodes`, the first of which wins a tie. The pods of the trace are the
     /// `population`: the measure of fragmentation, and the mix that `fgd` knows from the start.
-    pub(crate) fn new(
+    pub fn new(
         nodes: &[TraceNode],
         population: &[TracePod],
         policy: SimPolicy,
@@ -162,7 +162,7 @@ impl SimCluster {
     }
 
     /// Notes that a pod has come; a policy that learns the mix does so now.
-    pub(crate) fn meet(&self, arrival: usize, pod: &TracePod) {
+    pub fn meet(&self, arrival: usize, pod: &TracePod) {
         if self.is_learning {
             let strategy = (self.policy.strategy)(0); // the mix learns the request only
             self.ledger.learn(uid(arrival), &query_of(pod, strategy));
@@ -171,7 +171,7 @@ impl SimCluster {
 
     /// Searches, reserves and confirms, as the verbs of the extender do. `None` if no node fits. A
     /// pod that stays where it runs is seen there, as after a restart of the extender.
-    pub(crate) fn place(&mut self, arrival: usize, pod: &TracePod) -> Option<Seat> {
+    pub fn place(&mut self, arrival: usize, pod: &TracePod) -> Option<Seat> {
         if let Some(placed) = pod.placed() {
             return self.seat(arrival, pod, placed);
         }
@@ -275,7 +275,7 @@ impl SimCluster {
     }
 
     /// Where a pod runs, by the names of the trace.
-    pub(crate) fn placement(&self, arrival: usize, seat: Seat) -> Option<TracePlacement> {
+    pub fn placement(&self, arrival: usize, seat: Seat) -> Option<TracePlacement> {
         let rank = self.moved.get(&arrival).unwrap_or(&seat).node;
         let node = unranked(&self.agents[rank].agent).to_owned();
         let Some(held) = self.ledger.reservation(&uid(arrival)) else {
@@ -293,7 +293,7 @@ impl SimCluster {
     }
 
     /// What is free on each device that can have pods, in the order of the trace.
-    pub(crate) fn free(&self) -> Vec<FreeOnDevice> {
+    pub fn free(&self) -> Vec<FreeOnDevice> {
         let mut free = Vec::new();
         for (rank, agent) in self.agents.iter().enumerate() {
             let Some(node) = self.ledger.node(&agent.agent) else { continue };
@@ -336,7 +336,7 @@ impl SimCluster {
 
     /// Ends a pod: the API server reports it, and the agent's next reports show none of its
     /// processes. Returns the position of its node in the tie-break order.
-    pub(crate) fn end(&mut self, arrival: usize, seat: Seat) -> usize {
+    pub fn end(&mut self, arrival: usize, seat: Seat) -> usize {
         let seat = self.moved.remove(&arrival).unwrap_or(seat);
         self.hopeless.clear();
         self.ledger.end_pod(&uid(arrival), Timestamp::START);

@@ -8,16 +8,16 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use crate::hardware::units::Share;
-use crate::ledger::change::reports::ReportRefusal;
-use crate::sim::run::cluster::{Seat, SimCluster};
-use crate::sim::run::curve::Curve;
-use crate::sim::run::policy::SimPolicy;
-use crate::sim::run::queue::Queue;
-use crate::sim::run::service::{Account, ClassFigures, Moment, PodClass};
-use crate::sim::trace::read::TracePod;
-use crate::sim::trace::schedule::{Arrival, Schedule, TimeUnit, TimedWorkload};
-use crate::sim::trace::workload::Workload;
+use crate::run::cluster::{Seat, SimCluster};
+use crate::run::curve::Curve;
+use crate::run::policy::SimPolicy;
+use crate::run::queue::Queue;
+use crate::run::service::{Account, ClassFigures, Moment, PodClass};
+use crate::trace::read::TracePod;
+use crate::trace::schedule::{Arrival, Schedule, TimeUnit, TimedWorkload};
+use crate::trace::workload::Workload;
+use engine::ledger::change::reports::ReportRefusal;
+use wire::units::Share;
 
 /// Load in percent before which a lost pod is the policy's fault, not the cluster's.
 const EARLY_LOAD: u64 = 90;

@@ -5,12 +5,12 @@
 
 use std::collections::BTreeMap;
 
-use crate::ledger::change::reports::ReportRefusal;
-use crate::sim::run::cluster::{FreeOnDevice, SimCluster};
-use crate::sim::run::policy::SimPolicy;
-use crate::sim::trace::dimensions::{DeviceAt, TracePlacement};
-use crate::sim::trace::forms::share_text;
-use crate::sim::trace::read::{TraceNode, TracePod};
+use crate::run::cluster::{FreeOnDevice, SimCluster};
+use crate::run::policy::SimPolicy;
+use crate::trace::dimensions::{DeviceAt, TracePlacement};
+use crate::trace::forms::share_text;
+use crate::trace::read::{TraceNode, TracePod};
+use engine::ledger::change::reports::ReportRefusal;
 
 /// The end of a replay.
 #[derive(Debug, Clone, PartialEq, Eq)]

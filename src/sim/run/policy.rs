@@ -3,10 +3,10 @@
 //! The product's policies come first. The others, from the FGD paper (USENIX ATC'23, "Beware of
 //! Fragmentation"), are for comparison; they exist in the simulator only.
 
-use crate::model::policy::Policy;
-use crate::scoring::strategy::{CustomCost, Strategy};
-use crate::sim::run::baseline::Baseline;
-use crate::waste::weights::WasteWeights;
+use crate::run::baseline::Baseline;
+use engine::model::policy::Policy;
+use engine::scoring::strategy::{CustomCost, Strategy};
+use engine::waste::weights::WasteWeights;
 
 /// A placement rule of the simulator.
 #[derive(Debug, Clone, Copy)]

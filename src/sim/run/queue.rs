@@ -6,8 +6,8 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::model::request::GpuRequest;
-use crate::sim::trace::read::TracePod;
+use crate::trace::read::TracePod;
+use engine::model::request::GpuRequest;
 
 /// A front of a line: higher priority first, then the older arrival. Last the line itself.
 pub(crate) type Front = (Reverse<i32>, usize, usize);

@@ -5,9 +5,9 @@
 
 use std::ops::Range;
 
-use crate::hardware::units::Share;
-use crate::sim::run::cluster::SimCluster;
-use crate::sim::trace::read::TracePod;
+use crate::run::cluster::SimCluster;
+use crate::trace::read::TracePod;
+use wire::units::Share;
 
 /// How often the state of the cluster is noted, evenly over the run.
 const SAMPLES: u64 = 80;

@@ -6,10 +6,10 @@
 //! placed, oldest first and unmeasured. Then one round is measured. The mean load is exactly as
 //! requested: demand times lifetime over capacity times the round.
 
-use crate::sim::trace::churn::{NodeOrder, chance_of, ranked};
-use crate::sim::trace::read::{TraceNode, TracePod};
-use crate::sim::trace::schedule::{Arrival, Schedule, TimeUnit, TimedWorkload, load_micro, micro};
-use crate::sim::trace::workload::{ARRIVALS_MAX, WorkloadError, capacity_milli};
+use crate::trace::churn::{NodeOrder, chance_of, ranked};
+use crate::trace::read::{TraceNode, TracePod};
+use crate::trace::schedule::{Arrival, Schedule, TimeUnit, TimedWorkload, load_micro, micro};
+use crate::trace::workload::{ARRIVALS_MAX, WorkloadError, capacity_milli};
 
 /// Largest factor: a year in a third of a second.
 const COMPRESS_MAX: f64 = 1e8;

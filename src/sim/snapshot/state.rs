@@ -1,5 +1,5 @@
 //! A running cluster as a trace: nodes, and the requests of its pods, in the files that
-//! [`crate::sim::trace::read`] reads.
+//! [`crate::trace::read`] reads.
 //!
 //! Amounts are written as they are. What a source does not say, or the format cannot express, is
 //! counted in [`Note`]s. This module makes no calls and writes no files.
@@ -7,16 +7,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use crate::hardware::ids::MigProfile;
-use crate::hardware::pool::{ConfiguredIsolation, PoolRule};
-use crate::hardware::units::{Demand, HostAmount, MemMib};
-use crate::model::request::{Amount, GpuRequest};
-use crate::sim::trace::dimensions::{
-    DeviceAt, MoreOfNode, MoreOfPod, TraceInstance, TracePlacement,
-};
-use crate::sim::trace::forms::{NAME_BYTES_MAX, is_name, milli_up, profile};
-use crate::sim::trace::read::{MAX_CPU_MILLI, MAX_MEMORY_MIB, TraceNode, TracePod};
-use crate::sim::trace::write::{nodes_csv, pods_csv};
+use crate::trace::dimensions::{DeviceAt, MoreOfNode, MoreOfPod, TraceInstance, TracePlacement};
+use crate::trace::forms::{NAME_BYTES_MAX, is_name, milli_up, profile};
+use crate::trace::read::{MAX_CPU_MILLI, MAX_MEMORY_MIB, TraceNode, TracePod};
+use crate::trace::write::{nodes_csv, pods_csv};
+use engine::hardware::pool::{ConfiguredIsolation, PoolRule};
+use engine::model::request::{Amount, GpuRequest};
+use wire::ids::MigProfile;
+use wire::units::{Demand, HostAmount, MemMib};
 
 /// A node as the cluster describes it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

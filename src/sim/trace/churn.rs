@@ -13,10 +13,10 @@ use std::num::NonZeroU64;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-use crate::sim::trace::exponential::{MEAN_TICKS, exponential};
-use crate::sim::trace::read::{TraceNode, TracePod};
-use crate::sim::trace::schedule::{Arrival, Schedule, TimeUnit, TimedWorkload, load_micro};
-use crate::sim::trace::workload::{ARRIVALS_MAX, WorkloadError, capacity_milli, demand_milli};
+use crate::trace::exponential::{MEAN_TICKS, exponential};
+use crate::trace::read::{TraceNode, TracePod};
+use crate::trace::schedule::{Arrival, Schedule, TimeUnit, TimedWorkload, load_micro};
+use crate::trace::workload::{ARRIVALS_MAX, WorkloadError, capacity_milli, demand_milli};
 
 /// Mean lifetimes before figures count.
 const WARM_UP: u64 = 1;

@@ -5,14 +5,14 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::hardware::ids::{MAX_DEVICES_PER_NODE, MigProfile};
-use crate::hardware::pool::{ConfiguredIsolation, Enforcement, InstanceUse, PoolRule, Replicas};
-use crate::hardware::units::{Demand, MemMib, Share};
-use crate::model::policy::Policy;
-use crate::model::request::{Amount, Isolation, Limit};
-use crate::sim::trace::forms::{
+use crate::trace::forms::{
     self, Form, device_memory, list, parts, profile, share, share_text, whole,
 };
+use engine::hardware::pool::{ConfiguredIsolation, Enforcement, InstanceUse, PoolRule, Replicas};
+use engine::model::policy::Policy;
+use engine::model::request::{Amount, Isolation, Limit};
+use wire::ids::{MAX_DEVICES_PER_NODE, MigProfile};
+use wire::units::{Demand, MemMib, Share};
 
 /// What the optional columns say of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

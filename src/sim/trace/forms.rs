@@ -7,11 +7,11 @@ use std::str::FromStr;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serializer};
 
-use crate::hardware::ids::{MAX_DEVICE_MEMORY, MigProfile};
-use crate::hardware::pool::{ConfiguredIsolation, Enforcement, InstanceUse, Replicas};
-use crate::hardware::units::{MemMib, Share};
-use crate::model::policy::Policy;
-use crate::model::request::Isolation;
+use engine::hardware::pool::{ConfiguredIsolation, Enforcement, InstanceUse, Replicas};
+use engine::model::policy::Policy;
+use engine::model::request::Isolation;
+use wire::ids::{MAX_DEVICE_MEMORY, MigProfile};
+use wire::units::{MemMib, Share};
 
 /// The longest name of a pod or node in Kubernetes.
 pub(crate) const NAME_BYTES_MAX: usize = 253;

@@ -8,7 +8,7 @@
 
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 
-use crate::sim::trace::go_rand_table::COOKED;
+use crate::trace::go_rand_table::COOKED;
 
 /// Words of the register.
 const LENGTH: usize = 607;

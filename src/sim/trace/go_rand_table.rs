@@ -4,7 +4,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 
 //! The start values of Go's `math/rand` generator: the array `rngCooked` of `rng.go` in the Go
-//! standard library, unchanged. Data only; [`crate::sim::trace::go_rand`] uses it.
+//! standard library, unchanged. Data only; [`crate::trace::go_rand`] uses it.
 
 /// What a seed is mixed into, one word per word of the register.
 #[rustfmt::skip]

@@ -1,11 +1,11 @@
 //! What a row of a trace means in the terms of the ledger: the devices of a node.
 
-use crate::hardware::device::{Device, DeviceIndex, DeviceKind, Health, InventoryError};
-use crate::hardware::ids::{DeviceId, MigProfile, ModelName};
-use crate::hardware::inventory::NodeInventory;
-use crate::hardware::mig::Geometry;
-use crate::hardware::units::MemMib;
-use crate::sim::trace::dimensions::{DeviceAt, MoreOfNode, TraceInstance};
+use crate::trace::dimensions::{DeviceAt, MoreOfNode, TraceInstance};
+use engine::hardware::inventory::NodeInventory;
+use engine::hardware::mig::Geometry;
+use wire::device::{Device, DeviceIndex, DeviceKind, Health, InventoryError};
+use wire::ids::{DeviceId, MigProfile, ModelName};
+use wire::units::MemMib;
 
 /// A device with its place in the trace.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 //!
 //! The format is that of the public trace `cluster-trace-gpu-v2023` (repository
 //! `alibaba/clusterdata`), the data of the FGD paper, and more optional columns for all else that
-//! gpupack places by ([`crate::sim::trace::dimensions`]). Columns are found by the header, so their
+//! gpupack places by ([`crate::trace::dimensions`]). Columns are found by the header, so their
 //! order is free and other columns are ignored. A trace comes from outside: every value is checked
 //! against a range, and the sum of any column fits in 64 bits. This module never shuffles, sorts or
 //! repairs: it returns what the file says.
@@ -16,18 +16,18 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::hardware::device::{InventoryError, ModelFilter};
-use crate::hardware::device_class::DeviceClass;
-use crate::hardware::ids::{DeviceId, MAX_DEVICES_PER_NODE, ModelName};
-use crate::hardware::pool::PoolRule;
-use crate::hardware::units::{MemMib, Share};
-use crate::model::request::{Amount, GpuRequest, Limit};
-use crate::sim::trace::dimensions::{
+use crate::trace::dimensions::{
     DeviceAt, GpuColumns, INSTANCES, MoreOfNode, MoreOfPod, RuleColumns, TracePlacement,
 };
-use crate::sim::trace::forms::{self, Form, milli_up};
-use crate::sim::trace::inventory::{RowOfNode, TraceDevice};
-use crate::sim::trace::table::{Row, Table, TraceError};
+use crate::trace::forms::{self, Form, milli_up};
+use crate::trace::inventory::{RowOfNode, TraceDevice};
+use crate::trace::table::{Row, Table, TraceError};
+use engine::hardware::device_class::DeviceClass;
+use engine::hardware::pool::PoolRule;
+use engine::model::request::{Amount, GpuRequest, Limit};
+use wire::device::{InventoryError, ModelFilter};
+use wire::ids::{DeviceId, MAX_DEVICES_PER_NODE, ModelName};
+use wire::units::{MemMib, Share};
 
 /// Up to 10,000 cores on a node.
 pub(crate) const MAX_CPU_MILLI: u64 = 10_000_000;
@@ -289,7 +289,7 @@ pub fn parse_nodes(file: &str, reader: impl Read) -> Result<Vec<TraceNode>, Trac
 /// Reads pods from `reader`; `file` is its name in errors.
 ///
 /// The columns `gpu_spec`, `creation_time` and `deletion_time` may be absent, like all of
-/// [`crate::sim::trace::dimensions`].
+/// [`crate::trace::dimensions`].
 ///
 /// # Errors
 /// Any [`TraceError`] except `Open`.

@@ -5,9 +5,9 @@
 
 use std::ops::Range;
 
-use crate::sim::trace::exponential::MEAN_TICKS;
-use crate::sim::trace::read::{TraceNode, TracePod};
-use crate::sim::trace::workload::WorkloadError;
+use crate::trace::exponential::MEAN_TICKS;
+use crate::trace::read::{TraceNode, TracePod};
+use crate::trace::workload::WorkloadError;
 
 /// Largest load on average, in multiples of the cluster's GPUs.
 const MEAN_LOAD_MAX: f64 = 10.0;

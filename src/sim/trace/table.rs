@@ -12,7 +12,7 @@ use serde::de::value::MapDeserializer;
 
 /// Largest file read, in bytes. The public trace has 0.7 MB per file.
 const FILE_BYTES_MAX: u64 = 256 << 20;
-/// Most rows read. With the ranges in [`crate::sim::trace::read`] the sum of any column, and the
+/// Most rows read. With the ranges in [`crate::trace::read`] the sum of any column, and the
 /// GPU demand of all rows, stays below 2^50.
 const ROWS_MAX: usize = 1_000_000;
 /// Longest line read, in bytes. A file with longer ones is no table, and would only fill memory.

@@ -3,14 +3,14 @@
 //! [`Workload::paper`] is the workload of the FGD paper (USENIX ATC'23, "Beware of Fragmentation")
 //! as its simulator makes it, number for number, so that results can be compared seed by seed.
 //! [`Workload::as_is`] takes the files as they are. Arrivals come one after another: only
-//! [`crate::sim::run::timeline`] uses the times in the trace. This module decides nothing about
+//! [`crate::run::timeline`] uses the times in the trace. This module decides nothing about
 //! placement.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 
-use crate::sim::trace::go_rand::GoRand;
-use crate::sim::trace::read::{TraceNode, TracePod};
+use crate::trace::go_rand::GoRand;
+use crate::trace::read::{TraceNode, TracePod};
 
 /// Largest load accepted, in multiples of the cluster's GPUs.
 pub const LOAD_MAX: f64 = 100.0;

@@ -1,13 +1,13 @@
-//! Writes a trace in the form that [`crate::sim::trace::read`] reads, without rounding.
+//! Writes a trace in the form that [`crate::trace::read`] reads, without rounding.
 //!
 //! An optional column is left out if it says nothing in any row, so that a trace of plain shares
 //! has the form of the public one.
 
-use crate::hardware::units::{MemMib, Share};
-use crate::model::request::{Amount, Limit};
-use crate::sim::trace::dimensions::{GpuColumns, MoreOfPod, RuleColumns};
-use crate::sim::trace::read::{NODE_COLUMNS, POD_COLUMNS, TraceNode, TracePod};
-use crate::sim::trace::table::written;
+use crate::trace::dimensions::{GpuColumns, MoreOfPod, RuleColumns};
+use crate::trace::read::{NODE_COLUMNS, POD_COLUMNS, TraceNode, TracePod};
+use crate::trace::table::written;
+use engine::model::request::{Amount, Limit};
+use wire::units::{MemMib, Share};
 
 /// The node file of these nodes.
 ///

@@ -4,11 +4,11 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use gpupack::api::state::{IsolationMode, State, Tenant};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
+use wire::api::state::{IsolationMode, State, Tenant};
 
 use super::driver::Driver;
 use super::image::BOX;

@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use gpupack::api::commands::{Check, CheckState, Diagnosis};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingAdmissionPolicyBinding,
@@ -12,6 +11,7 @@ use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod};
 use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams};
 use serde_json::{Value, json};
+use wire::api::commands::{Check, CheckState, Diagnosis};
 
 use crate::authority::Authority;
 use crate::clock;

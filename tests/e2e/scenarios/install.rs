@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use gpupack::api::commands::{Check, CheckState, Diagnosis};
 use k8s_openapi::api::core::v1::{ContainerStatus, Namespace, Node, Pod, ServiceAccount};
 use k8s_openapi::api::node::v1::RuntimeClass;
 use kube::Client;
 use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use tokio::runtime;
+use wire::api::commands::{Check, CheckState, Diagnosis};
 
 use crate::binaries::{self, Binaries, ClusterPrograms};
 use crate::chart::{folder, helm, missing as helm_missing};

@@ -5,13 +5,13 @@ use std::cell::Cell;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use gpupack::kube_api::request::quantity::parse_count;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
+use kube_api::request::quantity::parse_count;
 use serde_json::{Value, json};
 
 use crate::binaries::{self, KueueProgram};

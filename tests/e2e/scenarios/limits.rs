@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use gpupack::api::state::IsolationMode;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
+use wire::api::state::IsolationMode;
 
 use super::containers::pod;
 use super::runtime::{has_only, until_explained};

@@ -1,11 +1,11 @@
 use std::time::Duration;
 
-use gpupack::hardware::ids::{NodeName, PoolName};
-use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Timestamp};
-use gpupack::ledger::nodes::state::{Ledger, Settings};
-use gpupack::report::bodies::Report;
-use gpupack::server::reports::checked::CheckedReport;
+use engine::ledger::nodes::state::{Ledger, Settings};
 use serde_json::json;
+use server::reports::checked::CheckedReport;
+use wire::ids::{NodeName, PoolName};
+use wire::report::bodies::Report;
+use wire::units::{HostAmount, MemMib, MilliCpu, Timestamp};
 
 /// A report: what is read is written and read alike. The ledger takes it once, its sums stay right, and another
 /// node's devices stay what they were.

@@ -1,16 +1,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpupack::agent::processes::pods::{groups_in_cgroup, pod_in_cgroup};
-use gpupack::cli::simulated::fleet::Fleet;
-use gpupack::config::file::Config;
-use gpupack::server::history::series::{Moments, read};
-use gpupack::sim::run::placed::{end_of, keep_placements};
-use gpupack::sim::run::policy::SimPolicy;
-use gpupack::sim::snapshot::state::Snapshot;
-use gpupack::sim::trace::read::{
+use agent::processes::pods::{groups_in_cgroup, pod_in_cgroup};
+use cli::simulated::fleet::Fleet;
+use kube_api::config::file::Config;
+use server::history::series::{Moments, read};
+use sim::run::placed::{end_of, keep_placements};
+use sim::run::policy::SimPolicy;
+use sim::snapshot::state::Snapshot;
+use sim::trace::read::{
     TraceNode, TracePod, parse_nodes, parse_pods, pods_of_unknown_models, size_up,
 };
-use gpupack::sim::trace::write::pods_csv;
+use sim::trace::write::pods_csv;
 
 /// The configuration: what is read is the same in another form of YAML, and faults are told.
 pub(crate) fn config(text: &[u8]) {

@@ -1,26 +1,24 @@
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use gpupack::config::file::Config;
-use gpupack::hardware::ids::NodeName;
-use gpupack::kube_api::admission::rules::Admission;
-use gpupack::kube_api::pod::seen_pod::SeenPod;
-use gpupack::kube_api::pod::watched::watched_pod;
-use gpupack::kube_api::request::annotations::{
+use engine::model::request::{Amount, GpuRequest, Isolation, Limit};
+use k8s_openapi::api::core::v1::Pod;
+use kube_api::admission::rules::Admission;
+use kube_api::config::file::Config;
+use kube_api::pod::seen_pod::SeenPod;
+use kube_api::pod::watched::watched_pod;
+use kube_api::request::annotations::{
     CONTAINER, DEVICE_COUNT, FRACTION, FRACTION_LIMIT, ISOLATION, MEMORY, MEMORY_LIMIT, MODEL,
     POLICY, parse_request,
 };
-use gpupack::kube_api::request::placement::{PLACED_PREFIX, PLACEMENT, decode, encode};
-use gpupack::kube_api::request::quantity::{
+use kube_api::request::placement::{PLACED_PREFIX, PLACEMENT, decode, encode};
+use kube_api::request::quantity::{
     parse_count, parse_fraction, parse_memory, parse_memory_with_unit, parse_milli, parse_whole,
 };
-use gpupack::kube_api::request::resources::{
-    ContainerKind, ContainerRequest, MIG_PREFIX, SHARED_SLOT,
-};
-use gpupack::kube_api::request::written::{Written, patch_to};
-use gpupack::model::request::{Amount, GpuRequest, Isolation, Limit};
-use k8s_openapi::api::core::v1::Pod;
+use kube_api::request::resources::{ContainerKind, ContainerRequest, MIG_PREFIX, SHARED_SLOT};
+use kube_api::request::written::{Written, patch_to};
 use serde_json::{Value, json};
+use wire::ids::NodeName;
 
 /// A pod: kube-scheduler's body, the watch and a whole object say the same of it.
 pub(crate) fn pod(json: &[u8]) {
@@ -81,7 +79,7 @@ fn written(
                 Amount::Fraction(share) => (Some(*share), None),
                 Amount::FractionAndMemory(share, memory) => (Some(*share), Some(*memory)),
                 Amount::Memory(memory) => (None, Some(*memory)),
-                _ => (Some(gpupack::hardware::units::Share::WHOLE), None),
+                _ => (Some(wire::units::Share::WHOLE), None),
             };
             pairs.extend(share.map(|it| (FRACTION, decimals(it.millionths()))));
             pairs.extend(memory.map(|it| (MEMORY, it.mib().to_string())));

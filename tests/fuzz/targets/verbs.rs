@@ -2,20 +2,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpupack::cli::serve::extender::settings;
-use gpupack::clock::Clock;
-use gpupack::config::file::Config;
-use gpupack::control::shared::app::App;
-use gpupack::hardware::ids::{NodeName, PoolName};
-use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu};
-use gpupack::kube_api::pod::watch::Sink;
-use gpupack::kube_api::write::target::PodKey;
-use gpupack::ledger::nodes::state::{Ledger, Settings};
-use gpupack::protocol::messages::{ExtenderArgs, ExtenderBindingArgs};
-use gpupack::server::reports::checked::CheckedReport;
-use gpupack::server::scheduler::preempt::{ExtenderPreemptionArgs, preempt};
-use gpupack::server::scheduler::verbs::{filter, prioritize};
+use cli::serve::extender::settings;
+use control::shared::app::App;
+use engine::ledger::nodes::state::{Ledger, Settings};
+use kube_api::config::file::Config;
+use kube_api::pod::watch::Sink;
+use kube_api::protocol::messages::{ExtenderArgs, ExtenderBindingArgs};
+use kube_api::write::target::PodKey;
+use runtime::clock::Clock;
 use serde_json::{Value, json};
+use server::reports::checked::CheckedReport;
+use server::scheduler::preempt::{ExtenderPreemptionArgs, preempt};
+use server::scheduler::verbs::{filter, prioritize};
+use wire::ids::{NodeName, PoolName};
+use wire::units::{HostAmount, MemMib, MilliCpu};
 
 /// An extender with three nodes, of the names in the recorded bodies.
 fn extender() -> App {

@@ -2,15 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use gpupack::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
-use gpupack::agent::nvml::probe::NvmlProbe;
-use gpupack::agent::processes::pods::PodsByProcess;
-use gpupack::api::condition::DeviceFault;
-use gpupack::api::kind::{ApiVersion, ReportKind};
-use gpupack::hardware::units::Timestamp;
-use gpupack::report::bodies::Report;
-use gpupack::server::reports::checked::CheckedReport;
+use agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
+use agent::nvml::probe::NvmlProbe;
+use agent::processes::pods::PodsByProcess;
 use serde_json::{Value, json};
+use server::reports::checked::CheckedReport;
+use wire::api::condition::DeviceFault;
+use wire::api::kind::{ApiVersion, ReportKind};
+use wire::report::bodies::Report;
+use wire::units::Timestamp;
 
 /// The pod of every process that [`Bed::process`] adds.
 pub(crate) const POD: &str = "0d5ab2f3-58e1-4f5c-9a4b-1c7d3c1e8f00";

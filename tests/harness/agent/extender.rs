@@ -6,25 +6,25 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::Request;
-use gpupack::cli::serve::extender::settings;
-use gpupack::clock::Clock;
-use gpupack::config::file::Config;
-use gpupack::control::shared::app::App;
-use gpupack::hardware::ids::{DeviceId, NodeName, PodUid, PoolName};
-use gpupack::hardware::pool::ConfiguredIsolation;
-use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share};
-use gpupack::ledger::change::facts::{MoveFact, PodFact};
-use gpupack::ledger::nodes::state::{Ledger, Settings};
-use gpupack::model::request::{Amount, GpuRequest, Limit, Movable};
-use gpupack::model::reservation::{PlacedDevice, Placement, PodRef, Tenure};
-use gpupack::server::api::server::router;
-use gpupack::server::page::service::Service;
-use gpupack::server::views::viewer::Viewer;
-use gpupack::server::views::{explain, inspect};
+use cli::serve::extender::settings;
+use control::shared::app::App;
+use engine::hardware::pool::ConfiguredIsolation;
+use engine::ledger::change::facts::{MoveFact, PodFact};
+use engine::ledger::nodes::state::{Ledger, Settings};
+use engine::model::request::{Amount, GpuRequest, Limit, Movable};
+use engine::model::reservation::{PlacedDevice, Placement, PodRef, Tenure};
 use http_body_util::BodyExt;
+use kube_api::config::file::Config;
+use runtime::clock::Clock;
 use serde_json::Value;
+use server::api::server::router;
+use server::page::service::Service;
+use server::views::viewer::Viewer;
+use server::views::{explain, inspect};
 use tokio::runtime::Runtime;
 use tower::ServiceExt;
+use wire::ids::{DeviceId, NodeName, PodUid, PoolName};
+use wire::units::{Demand, HostAmount, MemMib, Share};
 
 /// A running extender; its threads end with it.
 pub(crate) struct Extender {

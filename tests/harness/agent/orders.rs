@@ -8,15 +8,15 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::routing::put;
 use axum::{Json, Router};
-use gpupack::api::kind::{ApiVersion, ReplyKind};
-use gpupack::api::state::DeviceKind;
-use gpupack::clock::Clock;
-use gpupack::report::bodies::{
+use runtime::clock::Clock;
+use server::reports::checked::CheckedReport;
+use tokio::runtime::Runtime;
+use wire::api::kind::{ApiVersion, ReplyKind};
+use wire::api::state::DeviceKind;
+use wire::report::bodies::{
     DeviceReport, MakeInstance, MigFailure, MigOrders, MigPromise, MigPromises, Outcome, Reply,
     Report,
 };
-use gpupack::server::reports::checked::CheckedReport;
-use tokio::runtime::Runtime;
 
 /// How the replies are.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]

@@ -2,11 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use gpupack::hardware::ids::{DeviceId, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE};
-use gpupack::report::limits::MAX_PROCESSES_PER_DEVICE;
-use gpupack::server::reports::checked::CheckedReport;
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use server::reports::checked::CheckedReport;
+use wire::ids::{DeviceId, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE};
+use wire::report::limits::MAX_PROCESSES_PER_DEVICE;
 
 /// Any JSON value, of little depth.
 fn any_json() -> impl Strategy<Value = Value> {

@@ -8,27 +8,25 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use agent::node::client::Proof;
+use agent::node::config::AgentConfig;
+use agent::node::replicas::Resolver;
+use agent::node::run::run_node;
+use agent::nvml::probe::NvmlProbe;
+use agent::processes::pods::PodsByProcess;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::put;
 use axum::{Json, Router};
-use gpupack::agent::node::client::Proof;
-use gpupack::agent::node::config::AgentConfig;
-use gpupack::agent::node::replicas::Resolver;
-use gpupack::agent::node::run::run_node;
-use gpupack::agent::nvml::probe::NvmlProbe;
-use gpupack::agent::processes::pods::PodsByProcess;
-use gpupack::api::error::{Error, ErrorReason};
-use gpupack::api::kind::{ApiVersion, ReplyKind};
-use gpupack::cli::simulated::fleet::Fleet;
-use gpupack::cli::simulated::run::run_fleet;
-use gpupack::clock::Clock;
-use gpupack::report::bodies::{
-    AllocatedDevice, Allocation, AllocationState, Outcome, Reply, Report,
-};
-use gpupack::server::reports::checked::CheckedReport;
+use cli::simulated::fleet::Fleet;
+use cli::simulated::run::run_fleet;
+use runtime::clock::Clock;
+use server::reports::checked::CheckedReport;
 use tokio::runtime::Runtime;
+use wire::api::error::{Error, ErrorReason};
+use wire::api::kind::{ApiVersion, ReplyKind};
+use wire::report::bodies::{AllocatedDevice, Allocation, AllocationState, Outcome, Reply, Report};
 
 /// What the fake extender knows and how it replies.
 #[derive(Default)]

@@ -1,8 +1,8 @@
 //! Evictions: requested once, and what each answer means.
 
-use gpupack::hardware::ids::PodUid;
-use gpupack::kube_api::write::evict::{EvictOutcome, Run};
-use gpupack::kube_api::write::target::PodKey;
+use kube_api::write::evict::{EvictOutcome, Run};
+use kube_api::write::target::PodKey;
+use wire::ids::PodUid;
 
 use crate::harness::api_server::{Fake, Fault};
 

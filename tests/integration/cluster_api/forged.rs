@@ -3,15 +3,15 @@
 
 use std::time::Duration;
 
-use gpupack::config::file::Config;
-use gpupack::control::shared::passed::Verdict;
-use gpupack::hardware::ids::PodUid;
-use gpupack::kube_api::pod::seen_pod::SeenPod;
-use gpupack::kube_api::pod::watch::Sink;
-use gpupack::ledger::suggest::waiting::Unbound;
-use gpupack::server::api::background;
+use control::shared::passed::Verdict;
+use engine::ledger::suggest::waiting::Unbound;
+use kube_api::config::file::Config;
+use kube_api::pod::seen_pod::SeenPod;
+use kube_api::pod::watch::Sink;
 use serde_json::{Value, json};
+use server::api::background;
 use tokio::sync::watch;
+use wire::ids::PodUid;
 
 use super::binding::{Bed, node, pod_of, requests};
 use crate::harness::api_server::Fake;

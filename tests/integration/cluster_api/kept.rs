@@ -3,17 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpupack::control::pods::chargeback;
-use gpupack::control::shared::app::App;
-use gpupack::control::shared::passed::Verdict;
-use gpupack::hardware::ids::PodUid;
-use gpupack::hardware::units::Timestamp;
-use gpupack::kube_api::pod::seen_pod::SeenPod;
-use gpupack::kube_api::pod::watch::{PodWatch, Sink, WatchEvent};
-use gpupack::kube_api::write::events::NoticeReason;
-use gpupack::ledger::change::facts::{MoveFact, PodFact};
-use gpupack::model::reservation::{ReservationState, Tenure};
+use control::pods::chargeback;
+use control::shared::app::App;
+use control::shared::passed::Verdict;
+use engine::ledger::change::facts::{MoveFact, PodFact};
+use engine::model::reservation::{ReservationState, Tenure};
+use kube_api::pod::seen_pod::SeenPod;
+use kube_api::pod::watch::{PodWatch, Sink, WatchEvent};
+use kube_api::write::events::NoticeReason;
 use serde_json::{Value, json};
+use wire::ids::PodUid;
+use wire::units::Timestamp;
 
 use super::binding::{Bed, pod_of};
 use crate::harness::api_server::{Fake, Fault};

@@ -2,22 +2,22 @@
 
 use std::sync::Arc;
 
-use gpupack::cli::serve::extender::settings;
-use gpupack::clock::{Clock, SimulatedTime};
-use gpupack::config::file::Config;
-use gpupack::config::pods::quota::SharesConfig;
-use gpupack::control::loops;
-use gpupack::control::shared::app::App;
-use gpupack::hardware::ids::{NodeName, PodUid, PoolName};
-use gpupack::hardware::units::{HostAmount, MemMib, Share, Timestamp};
-use gpupack::kube_api::pod::seen_pod::SeenPod;
-use gpupack::kube_api::pod::watch::{PodWatch, Sink, WatchEvent};
-use gpupack::kube_api::request::placement::{FENCE, HOLD};
-use gpupack::ledger::nodes::state::Ledger;
-use gpupack::model::team::TeamShare;
-use gpupack::server::api::reports;
-use gpupack::server::scheduler::verbs;
+use cli::serve::extender::settings;
+use control::loops;
+use control::shared::app::App;
+use engine::ledger::nodes::state::Ledger;
+use engine::model::team::TeamShare;
+use kube_api::config::file::Config;
+use kube_api::config::pods::quota::SharesConfig;
+use kube_api::pod::seen_pod::SeenPod;
+use kube_api::pod::watch::{PodWatch, Sink, WatchEvent};
+use kube_api::request::placement::{FENCE, HOLD};
+use runtime::clock::{Clock, SimulatedTime};
 use serde_json::{Value, json};
+use server::api::reports;
+use server::scheduler::verbs;
+use wire::ids::{NodeName, PodUid, PoolName};
+use wire::units::{HostAmount, MemMib, Share, Timestamp};
 
 use crate::harness::steps::carry_out;
 

@@ -4,15 +4,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpupack::clock::Clock;
-use gpupack::config::file::Config;
-use gpupack::control::bind::edits::restore_edited;
-use gpupack::hardware::ids::PodUid;
-use gpupack::kube_api::pod::seen_pod::SeenPod;
-use gpupack::kube_api::pod::watch::Sink;
-use gpupack::model::reservation::ReservationState;
-use gpupack::server::api::background;
+use control::bind::edits::restore_edited;
+use engine::model::reservation::ReservationState;
+use kube_api::config::file::Config;
+use kube_api::pod::seen_pod::SeenPod;
+use kube_api::pod::watch::Sink;
+use runtime::clock::Clock;
 use serde_json::{Value, json};
+use server::api::background;
+use wire::ids::PodUid;
 
 use super::binding::{Bed, node, pod_of, requests};
 use crate::harness::api_server::{Fake, Fault};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use futures::FutureExt;
-use gpupack::server::api::server::router;
-use gpupack::server::page::service::Service;
+use server::api::server::router;
+use server::page::service::Service;
 use tower::ServiceExt;
 
 use super::clocks::Bed;

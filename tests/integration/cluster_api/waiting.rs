@@ -4,12 +4,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpupack::clock::Clock;
-use gpupack::config::file::Config;
-use gpupack::kube_api::pod::seen_pod::SeenPod;
-use gpupack::kube_api::pod::watch::Sink;
-use gpupack::server::api::background;
+use kube_api::config::file::Config;
+use kube_api::pod::seen_pod::SeenPod;
+use kube_api::pod::watch::Sink;
+use runtime::clock::Clock;
 use serde_json::{Value, json};
+use server::api::background;
 use tokio::sync::watch;
 
 use super::binding::{Bed, pod_of, requests};

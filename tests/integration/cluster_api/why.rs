@@ -4,19 +4,19 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use gpupack::api::explain::Explanation;
-use gpupack::api::page::Summary;
-use gpupack::api::waiting::{Obstacle, WaitingPod, WaitingPodList};
-use gpupack::clock::Clock;
-use gpupack::config::file::Config;
-use gpupack::config::guard::PreemptionConfig;
-use gpupack::control::pods::reasons;
-use gpupack::control::room::standing::{StandingHolds, StandingRules};
-use gpupack::hardware::ids::{NodeName, PodUid};
-use gpupack::hardware::units::Share;
-use gpupack::kube_api::pod::seen_pod::SeenPod;
-use gpupack::kube_api::pod::watch::Sink;
+use control::pods::reasons;
+use control::room::standing::{StandingHolds, StandingRules};
+use kube_api::config::file::Config;
+use kube_api::config::guard::PreemptionConfig;
+use kube_api::pod::seen_pod::SeenPod;
+use kube_api::pod::watch::Sink;
+use runtime::clock::Clock;
 use serde_json::{Value, json};
+use wire::api::explain::Explanation;
+use wire::api::page::Summary;
+use wire::api::waiting::{Obstacle, WaitingPod, WaitingPodList};
+use wire::ids::{NodeName, PodUid};
+use wire::units::Share;
 
 use super::binding::Bed as Extender;
 use crate::harness::api_server::Fake;
@@ -318,8 +318,8 @@ async fn what_nodes_and_gpus_are_is_told_alike() {
     let bed = Bed::new("", 1).await;
     let ledger = &bed.extender.app.ledger;
     ledger.lose_node(&NodeName::new("n1"));
-    let host = gpupack::hardware::units::HostAmount::ZERO;
-    let pool = gpupack::hardware::ids::PoolName::new("");
+    let host = wire::units::HostAmount::ZERO;
+    let pool = wire::ids::PoolName::new("");
     ledger.see_node(&NodeName::new("n1"), host, pool);
     bed.told(&half()).await.agree(Obstacle::Agent, "GPU agent has not reported yet");
 }

@@ -10,17 +10,17 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use gpupack::clock::Clock;
-use gpupack::hardware::ids::{DeviceId, NodeName, PodUid};
-use gpupack::hardware::pool::ConfiguredIsolation;
-use gpupack::hardware::units::{Demand, MemMib, Share, Timestamp};
-use gpupack::kube_api::connection::without_retries;
-use gpupack::kube_api::containers::mps::ClientLimits;
-use gpupack::kube_api::pod::seen_pod::SeenPod;
-use gpupack::kube_api::write::events::{Notice, NoticeCounts, NoticeReason, notices};
-use gpupack::kube_api::write::outcome::{BindOutcome, Cause, PatchOutcome, Settled};
-use gpupack::kube_api::write::target::{BindTarget, PodKey};
-use gpupack::model::reservation::{PlacedDevice, Placement};
+use engine::hardware::pool::ConfiguredIsolation;
+use engine::model::reservation::{PlacedDevice, Placement};
+use kube_api::connection::without_retries;
+use kube_api::containers::mps::ClientLimits;
+use kube_api::pod::seen_pod::SeenPod;
+use kube_api::write::events::{Notice, NoticeCounts, NoticeReason, notices};
+use kube_api::write::outcome::{BindOutcome, Cause, PatchOutcome, Settled};
+use kube_api::write::target::{BindTarget, PodKey};
+use runtime::clock::Clock;
+use wire::ids::{DeviceId, NodeName, PodUid};
+use wire::units::{Demand, MemMib, Share, Timestamp};
 
 use serde_json::Value;
 

@@ -11,13 +11,13 @@ use crate::harness::extender::{Bed, is_declared, pod, read};
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::get;
 use axum::{Json, Router};
-use gpupack::api::advice::Advice;
-use gpupack::api::commands::{DeviceList, NodeList, TenantList};
-use gpupack::api::explain::Explanation;
-use gpupack::api::waiting::WaitingPodList;
-use gpupack::hardware::ids::{NodeName, PoolName};
-use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu};
 use serde_json::{Value, json};
+use wire::api::advice::Advice;
+use wire::api::commands::{DeviceList, NodeList, TenantList};
+use wire::api::explain::Explanation;
+use wire::api::waiting::WaitingPodList;
+use wire::ids::{NodeName, PoolName};
+use wire::units::{HostAmount, MemMib, MilliCpu};
 
 /// Where the API server has the extender of the shipped manifests.
 const PROXIED: &str = "/api/v1/namespaces/gpu-system/services/gpupack:page/proxy";

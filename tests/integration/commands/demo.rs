@@ -7,8 +7,8 @@ use std::net::TcpStream;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use gpupack::api::commands::DemoSummary;
 use serde_json::Value;
+use wire::api::commands::DemoSummary;
 
 fn demo(line: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gpupack"));

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use gpupack::api::commands::{Check, CheckState, Diagnosis};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use wire::api::commands::{Check, CheckState, Diagnosis};
 
 use crate::harness::cluster::{ADMISSION, FakeCluster, STATE, refusal, shipped};
 use crate::harness::extender::is_declared;

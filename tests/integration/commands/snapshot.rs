@@ -12,12 +12,12 @@ use axum::Router;
 use axum::extract::Query;
 use axum::response::Json;
 use axum::routing::get;
-use gpupack::hardware::units::MemMib;
-use gpupack::model::request::Amount;
-use gpupack::sim::trace::read::{TraceNode, TracePod, read_nodes, read_pods};
+use engine::model::request::Amount;
 use serde_json::{Value, json};
+use sim::trace::read::{TraceNode, TracePod, read_nodes, read_pods};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
+use wire::units::MemMib;
 
 /// `gpupack snapshot` with these flags, writing into `folder`.
 fn snapshot(folder: &Path, flags: &[&str]) -> Output {

@@ -13,13 +13,11 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use expect_test::expect_file;
-use gpupack::sim::run::engine::replay;
-use gpupack::sim::run::policy::SimPolicy;
-use gpupack::sim::trace::go_rand::GoRand;
-use gpupack::sim::trace::read::{
-    TraceNode, TracePod, parse_nodes, parse_pods, read_nodes, read_pods,
-};
-use gpupack::sim::trace::workload::Workload;
+use sim::run::engine::replay;
+use sim::run::policy::SimPolicy;
+use sim::trace::go_rand::GoRand;
+use sim::trace::read::{TraceNode, TracePod, parse_nodes, parse_pods, read_nodes, read_pods};
+use sim::trace::workload::Workload;
 
 const LOAD: f64 = 1.3;
 

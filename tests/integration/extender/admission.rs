@@ -4,11 +4,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpupack::config::webhook::{MemoryLimit, ThreadCap, Unmanaged, WebhookConfig};
-use gpupack::hardware::mig::GEOMETRIES;
-use gpupack::kube_api::admission::rules::Admission;
-use gpupack::kube_api::request::annotations::parse_request;
-use gpupack::kube_api::request::resources::{
+use engine::hardware::mig::GEOMETRIES;
+use kube_api::admission::rules::Admission;
+use kube_api::config::webhook::{MemoryLimit, ThreadCap, Unmanaged, WebhookConfig};
+use kube_api::request::annotations::parse_request;
+use kube_api::request::resources::{
     ContainerKind, ContainerRequest, MARKERS, MIG_PREFIX, SHARED_SLOT, WHOLE,
 };
 use proptest::prelude::*;

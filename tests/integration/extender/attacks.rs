@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use gpupack::clock::Clock;
+use runtime::clock::Clock;
 use rustix::process::{Resource, Rlimit, getrlimit, setpriority_process, setrlimit};
 
 use crate::harness::turns::turn;

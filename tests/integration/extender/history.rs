@@ -12,26 +12,24 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use agent::gpu::probe::Sample;
+use agent::node::metrics::AgentMetrics;
 use axum::body::{Body, Bytes};
 use axum::extract::RawQuery;
 use axum::http::StatusCode;
 use axum::routing::get;
 use axum::{Json, Router};
-use gpupack::agent::gpu::probe::Sample;
-use gpupack::agent::node::metrics::AgentMetrics;
-use gpupack::api::condition::DeviceFault;
-use gpupack::clock::Clock;
-use gpupack::hardware::ids::{DeviceId, NodeName};
-use gpupack::hardware::pool::ConfiguredIsolation;
-use gpupack::hardware::units::{Demand, MemMib, Share};
-use gpupack::kube_api::request::placement::encode;
-use gpupack::model::reservation::{PlacedDevice, Placement};
-use gpupack::report::bodies::{
-    AllocatedDevice, Allocation, AllocationState, DeviceUse, ProcessUse,
-};
-use gpupack::server::api::background;
+use engine::hardware::pool::ConfiguredIsolation;
+use engine::model::reservation::{PlacedDevice, Placement};
+use kube_api::request::placement::encode;
+use runtime::clock::Clock;
 use serde_json::{Value, json};
+use server::api::background;
 use tokio::sync::watch;
+use wire::api::condition::DeviceFault;
+use wire::ids::{DeviceId, NodeName};
+use wire::report::bodies::{AllocatedDevice, Allocation, AllocationState, DeviceUse, ProcessUse};
+use wire::units::{Demand, MemMib, Share};
 
 use crate::harness::extender::{Bed, hello, pod, read};
 

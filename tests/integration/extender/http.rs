@@ -4,14 +4,14 @@
 use crate::harness::extender::{Bed, data, hello, is_declared, pod, read};
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode};
-use gpupack::api::error::{Error, ErrorReason};
-use gpupack::hardware::ids::{NodeName, PoolName};
-use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu};
-use gpupack::server::scheduler::verbs::{filter, prioritize};
 use http_body_util::BodyExt;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
+use server::scheduler::verbs::{filter, prioritize};
 use tower::ServiceExt;
+use wire::api::error::{Error, ErrorReason};
+use wire::ids::{NodeName, PoolName};
+use wire::units::{HostAmount, MemMib, MilliCpu};
 
 mod objects;
 mod pools;

@@ -4,18 +4,18 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::http::{HeaderMap, Method, Request, StatusCode};
-use gpupack::clock::Clock;
-use gpupack::control::shared::leader::Leader;
-use gpupack::hardware::ids::{NodeName, PoolName};
-use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu};
+use control::shared::leader::Leader;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
+use runtime::clock::Clock;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
+use wire::ids::{NodeName, PoolName};
+use wire::units::{HostAmount, MemMib, MilliCpu};
 
 use crate::harness::extender::{Addresses, Bed, data, hello, pod, read};
 

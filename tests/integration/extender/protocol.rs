@@ -1,14 +1,14 @@
 //! Bodies of the extender protocol as kube-scheduler sends them, and answers byte for byte.
 
-use gpupack::hardware::ids::NodeName;
-use gpupack::hardware::units::{MemMib, Share};
-use gpupack::model::policy::Policy;
-use gpupack::model::rejection::Rejection;
-use gpupack::model::request::{Amount, Limit};
-use gpupack::protocol::messages::{
+use engine::model::policy::Policy;
+use engine::model::rejection::Rejection;
+use engine::model::request::{Amount, Limit};
+use kube_api::protocol::messages::{
     ExtenderArgs, ExtenderBindingArgs, ExtenderBindingResult, ExtenderFilterResult, HostPriority,
     NodesArg, Passed, host_priorities_json,
 };
+use wire::ids::NodeName;
+use wire::units::{MemMib, Share};
 
 fn data(name: &str) -> Vec<u8> {
     let path = format!("{}/tests/data/extender/{name}", env!("CARGO_MANIFEST_DIR"));

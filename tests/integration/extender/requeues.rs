@@ -17,22 +17,22 @@ use crate::harness::ledger::{
     DEVICE_MIB, add_node, fraction, gpus, pod, request_of, seconds, settings,
 };
 use crate::harness::turns::turn;
-use gpupack::clock::Clock;
-use gpupack::config::file::Config;
-use gpupack::control::bind::binding;
-use gpupack::control::shared::app::App;
-use gpupack::kube_api::pod::seen_pod::SeenPod;
-use gpupack::kube_api::pod::watch::Sink;
-use gpupack::kube_api::write::events::NoticeSender;
-use gpupack::ledger::nodes::state::{Ledger, Settings};
-use gpupack::ledger::query::reading::Readiness;
-use gpupack::model::policy::Policy;
-use gpupack::server::api::background;
-use gpupack::server::scheduler::verbs;
+use control::bind::binding;
+use control::shared::app::App;
+use engine::ledger::nodes::state::{Ledger, Settings};
+use engine::ledger::query::reading::Readiness;
+use engine::model::policy::Policy;
 use hyper::{Request, Response};
 use kube::Client;
 use kube::client::Body;
+use kube_api::config::file::Config;
+use kube_api::pod::seen_pod::SeenPod;
+use kube_api::pod::watch::Sink;
+use kube_api::write::events::NoticeSender;
+use runtime::clock::Clock;
 use serde_json::{Value, json};
+use server::api::background;
+use server::scheduler::verbs;
 use tokio::sync::{mpsc, watch};
 
 /// Longest time that anything may take.

@@ -6,14 +6,14 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use axum::http::StatusCode;
-use gpupack::api::explain::Explanation;
-use gpupack::api::page::{Summary, TeamList};
-use gpupack::api::waiting::Obstacle;
-use gpupack::kube_api::pod::seen_pod::SeenPod;
-use gpupack::ledger::change::facts::PodFact;
-use gpupack::server::views::teams::list;
-use gpupack::server::views::viewer::Viewer;
+use engine::ledger::change::facts::PodFact;
+use kube_api::pod::seen_pod::SeenPod;
 use serde_json::{Value, json};
+use server::views::teams::list;
+use server::views::viewer::Viewer;
+use wire::api::explain::Explanation;
+use wire::api::page::{Summary, TeamList};
+use wire::api::waiting::Obstacle;
 
 use crate::harness::extender::{Bed, is_declared, pod, read};
 

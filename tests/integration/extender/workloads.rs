@@ -1,15 +1,15 @@
 //! Classes of workloads, and what pods of a namespace may use.
 
-use gpupack::api::explain::Explanation;
-use gpupack::api::waiting::Obstacle;
-use gpupack::hardware::ids::{NodeName, PodUid, PoolName};
-use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu};
-use gpupack::kube_api::pod::seen_pod::SeenPod;
-use gpupack::kube_api::pod::watch::Sink;
-use gpupack::model::event::LedgerEvent;
-use gpupack::model::policy::Policy;
-use gpupack::model::workload::Protection;
+use engine::model::event::LedgerEvent;
+use engine::model::policy::Policy;
+use engine::model::workload::Protection;
+use kube_api::pod::seen_pod::SeenPod;
+use kube_api::pod::watch::Sink;
 use serde_json::{Value, json};
+use wire::api::explain::Explanation;
+use wire::api::waiting::Obstacle;
+use wire::ids::{NodeName, PodUid, PoolName};
+use wire::units::{HostAmount, MemMib, MilliCpu};
 
 use crate::harness::extender::{Bed, is_declared, pod};
 

@@ -11,14 +11,14 @@ use std::time::Duration;
 use crate::harness::ledger::{
     DEVICE_MIB, add_node, bound, fraction, gpus, host, pod, request_of, seconds, seen, settings,
 };
-use gpupack::hardware::ids::{NodeName, PodUid, PoolName};
-use gpupack::hardware::units::Demand;
-use gpupack::ledger::change::reports::NodeReport;
-use gpupack::ledger::nodes::state::Ledger;
-use gpupack::ledger::query::queries::PlacementRequest;
-use gpupack::model::policy::Policy;
+use engine::ledger::change::reports::NodeReport;
+use engine::ledger::nodes::state::Ledger;
+use engine::ledger::query::queries::PlacementRequest;
+use engine::model::policy::Policy;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use wire::ids::{NodeName, PodUid, PoolName};
+use wire::units::Demand;
 
 const NODES: [&str; 3] = ["a", "b", "c"];
 const THREADS: u64 = 4;

@@ -7,26 +7,26 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 
-use gpupack::hardware::device::{Device, DeviceIndex, DeviceKind, Health};
-use gpupack::hardware::ids::{DeviceId, MigProfile, ModelName, NodeName, PodUid, PoolName};
-use gpupack::hardware::inventory::NodeInventory;
-use gpupack::hardware::pool::{Borrow, ConfiguredIsolation, InstanceUse, PoolRule};
-use gpupack::hardware::seen::{DeviceUse, ProcessUse};
-use gpupack::hardware::units::{Demand, MemMib, Share, Timestamp};
-use gpupack::ledger::change::commits::ToPost;
-use gpupack::ledger::change::facts::{MoveFact, PodFact};
-use gpupack::ledger::change::reports::NodeReport;
-use gpupack::ledger::nodes::state::Ledger;
-use gpupack::ledger::query::queries::PlacementRequest;
-use gpupack::model::device_state::DeviceState;
-use gpupack::model::policy::Policy;
-use gpupack::model::request::{Amount, GpuRequest, Limit, Movable};
-use gpupack::model::reservation::{
+use engine::hardware::inventory::NodeInventory;
+use engine::hardware::pool::{Borrow, ConfiguredIsolation, InstanceUse, PoolRule};
+use engine::ledger::change::commits::ToPost;
+use engine::ledger::change::facts::{MoveFact, PodFact};
+use engine::ledger::change::reports::NodeReport;
+use engine::ledger::nodes::state::Ledger;
+use engine::ledger::query::queries::PlacementRequest;
+use engine::model::device_state::DeviceState;
+use engine::model::policy::Policy;
+use engine::model::request::{Amount, GpuRequest, Limit, Movable};
+use engine::model::reservation::{
     BorrowedMemory, Departure, Guest, Move, PlacedDevice, Placement, ReservationState,
 };
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use wire::device::{Device, DeviceIndex, DeviceKind, Health};
+use wire::ids::{DeviceId, MigProfile, ModelName, NodeName, PodUid, PoolName};
+use wire::seen::{DeviceUse, ProcessUse};
+use wire::units::{Demand, MemMib, Share, Timestamp};
 
 use crate::harness::ledger::{
     DEVICE_MIB, add_node, bound, device_id, fraction, gpus, host, pod, request_of, restarted,

@@ -9,27 +9,25 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpupack::hardware::device::{
-    Device, DeviceDetails, DeviceIndex, DeviceKind, Health, MakeableProfile, Slot,
-};
-use gpupack::hardware::ids::{DeviceId, MigProfile, ModelName, NodeName, PodUid, PoolName};
-use gpupack::hardware::inventory::NodeInventory;
-use gpupack::hardware::pool::{MigUse, PoolRule};
-use gpupack::hardware::seen::{DeviceUse, ProcessUse};
-use gpupack::hardware::spots::Spot;
-use gpupack::hardware::units::{MemMib, Share, Timestamp};
-use gpupack::ledger::change::commits::ToMake;
-use gpupack::ledger::change::facts::PodFact;
-use gpupack::ledger::change::reports::NodeReport;
-use gpupack::ledger::nodes::state::Ledger;
-use gpupack::model::event::LedgerEvent;
-use gpupack::model::node_state::InstanceOrders;
-use gpupack::model::policy::Policy;
-use gpupack::model::request::{Amount, GpuRequest, Isolation};
-use gpupack::model::reservation::Placement;
+use engine::hardware::inventory::NodeInventory;
+use engine::hardware::pool::{MigUse, PoolRule};
+use engine::hardware::spots::Spot;
+use engine::ledger::change::commits::ToMake;
+use engine::ledger::change::facts::PodFact;
+use engine::ledger::change::reports::NodeReport;
+use engine::ledger::nodes::state::Ledger;
+use engine::model::event::LedgerEvent;
+use engine::model::node_state::InstanceOrders;
+use engine::model::policy::Policy;
+use engine::model::request::{Amount, GpuRequest, Isolation};
+use engine::model::reservation::Placement;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use wire::device::{Device, DeviceDetails, DeviceIndex, DeviceKind, Health, MakeableProfile, Slot};
+use wire::ids::{DeviceId, MigProfile, ModelName, NodeName, PodUid, PoolName};
+use wire::seen::{DeviceUse, ProcessUse};
+use wire::units::{MemMib, Share, Timestamp};
 
 use crate::harness::ledger::{bound, host, pod, request_of, restarted};
 

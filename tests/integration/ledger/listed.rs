@@ -2,18 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use gpupack::hardware::device::{
-    Device, DeviceDetails, DeviceIndex, DeviceKind, Health, MakeableProfile, Slot,
-};
-use gpupack::hardware::ids::{DeviceId, MigProfile, ModelName, NodeName, PodUid, PoolName};
-use gpupack::hardware::inventory::NodeInventory;
-use gpupack::hardware::pool::{MigUse, PoolRule};
-use gpupack::hardware::seen::DeviceUse;
-use gpupack::hardware::units::{MemMib, Share};
-use gpupack::ledger::change::reports::NodeReport;
-use gpupack::model::policy::Policy;
-use gpupack::model::request::{Amount, Isolation};
+use engine::hardware::inventory::NodeInventory;
+use engine::hardware::pool::{MigUse, PoolRule};
+use engine::ledger::change::reports::NodeReport;
+use engine::model::policy::Policy;
+use engine::model::request::{Amount, Isolation};
 use proptest::prelude::*;
+use wire::device::{Device, DeviceDetails, DeviceIndex, DeviceKind, Health, MakeableProfile, Slot};
+use wire::ids::{DeviceId, MigProfile, ModelName, NodeName, PodUid, PoolName};
+use wire::seen::DeviceUse;
+use wire::units::{MemMib, Share};
 
 use crate::harness::ledger::{host, pod, request_of, restarted, seconds};
 

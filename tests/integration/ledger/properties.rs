@@ -10,16 +10,16 @@ use std::collections::BTreeMap;
 
 use crate::harness::histories::{Event, NODES, Player, history, query};
 use crate::harness::ledger::{fraction, pod, request_of};
-use gpupack::hardware::ids::NodeName;
-use gpupack::hardware::units::{Demand, MemMib, Timestamp};
-use gpupack::ledger::change::commits::ReserveError;
-use gpupack::ledger::nodes::state::Ledger;
-use gpupack::ledger::query::queries::PlacementRequest;
-use gpupack::model::device_state::{DeviceState, HoldRule};
-use gpupack::model::event::LedgerEvent;
-use gpupack::model::node_state::NodeState;
-use gpupack::model::rejection::Rejection;
+use engine::ledger::change::commits::ReserveError;
+use engine::ledger::nodes::state::Ledger;
+use engine::ledger::query::queries::PlacementRequest;
+use engine::model::device_state::{DeviceState, HoldRule};
+use engine::model::event::LedgerEvent;
+use engine::model::node_state::NodeState;
+use engine::model::rejection::Rejection;
 use proptest::prelude::*;
+use wire::ids::NodeName;
+use wire::units::{Demand, MemMib, Timestamp};
 
 /// A quarter of proptest's own number of cases, for a run of seconds; `PROPTEST_CASES` sets it.
 fn config() -> ProptestConfig {

@@ -12,16 +12,16 @@ use crate::harness::ledger::{
     DEVICE_MIB, add_node, fraction, gpus, host, pod, request_of, seconds, seen, settings,
 };
 use crate::harness::turns::turn;
-use gpupack::hardware::ids::{NodeName, PodUid, PoolName};
-use gpupack::hardware::pool::ConfiguredIsolation;
-use gpupack::hardware::units::{Demand, MemMib, Share, Timestamp};
-use gpupack::ledger::change::facts::PodFact;
-use gpupack::ledger::change::reports::NodeReport;
-use gpupack::ledger::nodes::state::Ledger;
-use gpupack::ledger::query::queries::PlacementRequest;
-use gpupack::model::node_state::NodeReporting;
-use gpupack::model::policy::Policy;
-use gpupack::model::reservation::{PlacedDevice, Placement};
+use engine::hardware::pool::ConfiguredIsolation;
+use engine::ledger::change::facts::PodFact;
+use engine::ledger::change::reports::NodeReport;
+use engine::ledger::nodes::state::Ledger;
+use engine::ledger::query::queries::PlacementRequest;
+use engine::model::node_state::NodeReporting;
+use engine::model::policy::Policy;
+use engine::model::reservation::{PlacedDevice, Placement};
+use wire::ids::{NodeName, PodUid, PoolName};
+use wire::units::{Demand, MemMib, Share, Timestamp};
 
 const ROUNDS: u64 = 2000;
 

@@ -12,17 +12,17 @@ use std::time::Duration;
 
 use crate::harness::ledger::{DEVICE_MIB, add_node, fraction, pod, request_of, seconds, settings};
 use cluster::{Agent, Api, Kubelets, NODES, inventory, taken};
-use gpupack::hardware::ids::PodUid;
-use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
-use gpupack::ledger::change::facts::{MoveFact, PodFact};
-use gpupack::ledger::nodes::state::{Ledger, Settings};
-use gpupack::ledger::query::queries::PlacementRequest;
-use gpupack::model::policy::Policy;
-use gpupack::model::request::Amount;
-use gpupack::model::reservation::{Placement, ReservationState, Tenure};
+use engine::ledger::change::facts::{MoveFact, PodFact};
+use engine::ledger::nodes::state::{Ledger, Settings};
+use engine::ledger::query::queries::PlacementRequest;
+use engine::model::policy::Policy;
+use engine::model::request::Amount;
+use engine::model::reservation::{Placement, ReservationState, Tenure};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use schedulers::{Binding, Scheduler};
+use wire::ids::PodUid;
+use wire::units::{Demand, HostAmount, MemMib, Share, Timestamp};
 
 const STEPS: u64 = 1200;
 

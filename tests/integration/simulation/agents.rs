@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use gpupack::agent::gpu::lent_limits::{Containers, LentLimits, LimitDriver};
-use gpupack::api::state::DeviceKind;
-use gpupack::hardware::ids::PodUid;
-use gpupack::hardware::units::Timestamp;
-use gpupack::server::api::reports;
-use gpupack::step::outside::Event;
+use agent::gpu::lent_limits::{Containers, LentLimits, LimitDriver};
 use rand::Rng;
+use runtime::step::outside::Event;
 use serde_json::{Value, json};
+use server::api::reports;
+use wire::api::state::DeviceKind;
+use wire::ids::PodUid;
+use wire::units::Timestamp;
 
 use super::faults::Fault;
 use super::kubelets::Process;

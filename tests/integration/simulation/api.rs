@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpupack::kube_api::pod::seen_pod::SeenPod;
 use hyper::Request;
+use kube_api::pod::seen_pod::SeenPod;
 use serde_json::{Map, Value, json};
 
 /// The annotation with devices and amounts.

@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use gpupack::hardware::ids::{NodeName, PodUid};
-use gpupack::hardware::units::MemMib;
-use gpupack::kube_api::request::placement::{FENCE, FenceWriter};
-use gpupack::ledger::query::own_room::OwnRoom;
-use gpupack::ledger::query::reading::Readiness;
-use gpupack::model::reservation::{Departure, Placement, Reservation, ReservationState};
+use engine::ledger::query::own_room::OwnRoom;
+use engine::ledger::query::reading::Readiness;
+use engine::model::reservation::{Departure, Placement, Reservation, ReservationState};
+use kube_api::request::placement::{FENCE, FenceWriter};
+use wire::ids::{NodeName, PodUid};
+use wire::units::MemMib;
 
 use super::api::{Pod, Take};
 use super::faults::Fault;
@@ -540,7 +540,7 @@ fn held_takes(held: &Reservation) -> Vec<Take> {
 
 fn takes_of(placement: &Placement) -> Vec<Take> {
     let devices = placement.devices.iter();
-    let take = |placed: &gpupack::model::reservation::PlacedDevice| {
+    let take = |placed: &engine::model::reservation::PlacedDevice| {
         let demand = placed.demand;
         (placed.id.as_str().to_owned(), demand.memory.mib(), demand.share.millionths())
     };

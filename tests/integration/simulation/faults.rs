@@ -1,8 +1,8 @@
 //! What may go wrong, and what happens at random times.
 
-use gpupack::step::outside::Event;
 use rand::Rng;
 use rand::seq::IndexedRandom;
+use runtime::step::outside::Event;
 
 use super::agents;
 use super::nodes::Gpu;

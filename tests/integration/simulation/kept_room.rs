@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use gpupack::hardware::ids::{NodeName, PodUid};
-use gpupack::ledger::query::reading::Readiness;
-use gpupack::model::reservation::PlacedDevice;
+use engine::ledger::query::reading::Readiness;
+use engine::model::reservation::PlacedDevice;
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
+use wire::ids::{NodeName, PodUid};
 
 use super::api::{Pod, Template};
 use super::checks::is_later;

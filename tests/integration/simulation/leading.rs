@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
+use control::lead::informing::{take_follower, take_message};
+use control::shared::leader::Replica;
 use futures::FutureExt;
-use gpupack::control::lead::informing::{take_follower, take_message};
-use gpupack::control::shared::leader::Replica;
-use gpupack::kube_api::write::lease::LeaseName;
-use gpupack::kube_api::write::target::PodKey;
-use gpupack::step::outside::{Answer, CallId, Event, Lost};
 use hyper::Request;
+use kube_api::write::lease::LeaseName;
+use kube_api::write::target::PodKey;
 use rand::Rng;
+use runtime::step::outside::{Answer, CallId, Event, Lost};
 
 use super::faults::Fault;
 use super::{Sent, What, World};

@@ -10,8 +10,8 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpupack::agent::gpu::lent_limits::{GroupLimit, LimitDriver, SetLimit};
-use gpupack::kube_api::request::placement::MPS_MEMORY;
+use agent::gpu::lent_limits::{GroupLimit, LimitDriver, SetLimit};
+use kube_api::request::placement::MPS_MEMORY;
 use rand::Rng;
 
 use super::api::Pod;

@@ -7,11 +7,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use gpupack::hardware::ids::PodUid;
-use gpupack::kube_api::request::placement::MPS_MEMORY;
-use gpupack::model::reservation::{BorrowedMemory, Departure, Reservation, ReservationState};
+use engine::model::reservation::{BorrowedMemory, Departure, Reservation, ReservationState};
 use hyper::Request;
+use kube_api::request::placement::MPS_MEMORY;
 use serde_json::Value;
+use wire::ids::PodUid;
 
 use super::World;
 use super::api::{PLACEMENT, Pod};

@@ -6,18 +6,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use gpupack::agent::mig::attempts::Attempts;
-use gpupack::agent::mig::on_demand::MigOnDemand;
-use gpupack::agent::mig::plan::{
+use agent::mig::attempts::Attempts;
+use agent::mig::on_demand::MigOnDemand;
+use agent::mig::plan::{
     self, GpuInstance, GpuLayout, Layouts, NumberedProfile, Plan, Step, Unfinished, Units, Work,
 };
-use gpupack::api::state::{DeviceKind, MigPlacement};
-use gpupack::hardware::device::Slot;
-use gpupack::hardware::units::Timestamp;
-use gpupack::report::bodies::{DeviceReport, MigOrders, MigProfileReport};
 use rand::Rng;
 use rand::seq::IndexedRandom;
 use serde_json::{Value, json};
+use wire::api::state::{DeviceKind, MigPlacement};
+use wire::device::Slot;
+use wire::report::bodies::{DeviceReport, MigOrders, MigProfileReport};
+use wire::units::Timestamp;
 
 use super::faults::Fault;
 use super::nodes::Gpu;
@@ -504,7 +504,7 @@ impl World {
         let row = &gpu.profiles[profile];
         let Some(start) = row.report.starts.choose(&mut self.rng).copied() else { return };
         let slot = Units { start, size: row.report.size };
-        let place = gpupack::report::bodies::MakeInstance {
+        let place = wire::report::bodies::MakeInstance {
             gpu: gpu.uuid.clone(),
             profile: row.report.profile.clone(),
             start,

@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpupack::agent::mig::plan::GpuInstance;
-use gpupack::hardware::device::Slot;
-use gpupack::hardware::ids::PodUid;
-use gpupack::model::reservation::ReservationState;
-use gpupack::report::bodies::DeviceReport;
-use gpupack::step::outside::CallId;
+use agent::mig::plan::GpuInstance;
+use engine::model::reservation::ReservationState;
 use hyper::Request;
+use runtime::step::outside::CallId;
 use serde_json::Value;
+use wire::device::Slot;
+use wire::ids::PodUid;
+use wire::report::bodies::DeviceReport;
 
 use super::World;
 use super::api::{PLACEMENT, Pod};

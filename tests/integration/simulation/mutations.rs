@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use gpupack::mutation::{Mutation, mutate};
+use wire::mutation::{Mutation, mutate};
 
 use super::minimize::{minimize, run};
 use super::settings::{Settings, number, of_kind, text};

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use gpupack::hardware::ids::NodeName;
-use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu};
-use gpupack::kube_api::pod::watched::NodeFacts;
+use kube_api::pod::watched::NodeFacts;
+use wire::ids::NodeName;
+use wire::units::{HostAmount, MemMib, MilliCpu};
 
 use super::agents::Agent;
 use super::api::Pod;

@@ -5,13 +5,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpupack::hardware::ids::PodUid;
-use gpupack::kube_api::request::placement::HOLD;
-use gpupack::kube_api::request::room_note::RoomNote;
-use gpupack::model::reservation::ReservationState;
-use gpupack::step::outside::{Answer, CallId, Lost};
+use engine::model::reservation::ReservationState;
 use hyper::Request;
+use kube_api::request::placement::HOLD;
+use kube_api::request::room_note::RoomNote;
+use runtime::step::outside::{Answer, CallId, Lost};
 use serde_json::Value;
+use wire::ids::PodUid;
 
 use super::World;
 use super::people::NAMES;

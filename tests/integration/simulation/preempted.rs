@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpupack::kube_api::request::room_note::RoomNote;
-use gpupack::step::outside::CallId;
+use kube_api::request::room_note::RoomNote;
+use runtime::step::outside::CallId;
 
 /// A process evicts no second set of pods for one that it could not bind within this time.
 const PAUSE: u64 = 50_000;

@@ -3,15 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use gpupack::config::file::Config;
-use gpupack::config::pods::workloads::WorkloadKeys;
-use gpupack::config::webhook::MemoryLimit;
-use gpupack::hardware::ids::PoolName;
-use gpupack::hardware::pool::{Borrow, MigUse, PoolRule, PoolRules};
-use gpupack::hardware::units::Share;
-use gpupack::kube_api::pod::watch::WatchEvent;
-use gpupack::step::outside::{Action, Event};
+use engine::hardware::pool::{Borrow, MigUse, PoolRule, PoolRules};
+use kube_api::config::file::Config;
+use kube_api::config::pods::workloads::WorkloadKeys;
+use kube_api::config::webhook::MemoryLimit;
+use kube_api::pod::watch::WatchEvent;
 use rand::Rng;
+use runtime::step::outside::{Action, Event};
+use wire::ids::PoolName;
+use wire::units::Share;
 
 use super::api::PROTECTED;
 use super::faults::Fault;

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use gpupack::hardware::ids::PodUid;
-use gpupack::kube_api::request::placement::{FENCE, FenceWriter, HOLD};
-use gpupack::kube_api::request::room_note::RoomNote;
-use gpupack::step::outside::{Answer, CallId, Event, Lost};
 use hyper::Request;
+use kube_api::request::placement::{FENCE, FenceWriter, HOLD};
+use kube_api::request::room_note::RoomNote;
 use rand::Rng;
+use runtime::step::outside::{Answer, CallId, Event, Lost};
 use serde_json::Value;
+use wire::ids::PodUid;
 
 use super::api::{PLACEMENT, Pod, is_dry_run, refusal};
 use super::faults::Fault;

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use gpupack::control::bind::binding;
-use gpupack::server::scheduler::{preempt, verbs};
-use gpupack::step::outside::Event;
+use control::bind::binding;
 use rand::Rng;
+use runtime::step::outside::Event;
 use serde_json::{Value, json};
+use server::scheduler::{preempt, verbs};
 
 use super::faults::Fault;
 use super::scheduler::Scheduler;

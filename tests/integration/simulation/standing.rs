@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpupack::hardware::device::{DeviceKind, Health};
-use gpupack::hardware::ids::PodUid;
-use gpupack::ledger::query::reading::Readiness;
-use gpupack::ledger::suggest::waiting::WaitingState;
-use gpupack::model::device_state::{DeviceState, Origin};
-use gpupack::model::node_state::{NodeReporting, SpotDevice};
+use engine::ledger::query::reading::Readiness;
+use engine::ledger::suggest::waiting::WaitingState;
+use engine::model::device_state::{DeviceState, Origin};
+use engine::model::node_state::{NodeReporting, SpotDevice};
+use wire::device::{DeviceKind, Health};
+use wire::ids::PodUid;
 
 use super::replica::{Replica, api_seconds};
 use super::{GPU_MIB, World};

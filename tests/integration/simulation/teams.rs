@@ -3,12 +3,12 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpupack::config::file::Config;
-use gpupack::config::pods::quota::SharesConfig;
-use gpupack::hardware::units::{MemMib, Share};
-use gpupack::kube_api::request::room_note::RoomNote;
-use gpupack::model::reservation::{Reservation, ReservationState};
-use gpupack::model::team::TeamShare;
+use engine::model::reservation::{Reservation, ReservationState};
+use engine::model::team::TeamShare;
+use kube_api::config::file::Config;
+use kube_api::config::pods::quota::SharesConfig;
+use kube_api::request::room_note::RoomNote;
+use wire::units::{MemMib, Share};
 
 use super::replica::Replica;
 use super::{GPU_MIB, World};

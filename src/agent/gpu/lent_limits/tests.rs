@@ -1,7 +1,7 @@
 use std::cell::RefCell;
 
 use super::*;
-use crate::report::bodies::PodLimit;
+use wire::report::bodies::PodLimit;
 
 const GIB: u64 = 1 << 30;
 

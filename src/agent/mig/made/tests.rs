@@ -1,6 +1,6 @@
 use super::*;
-use crate::agent::mig::plan::{GpuInstance, Units};
-use crate::api::state::MigPlacement;
+use crate::mig::plan::{GpuInstance, Units};
+use wire::api::state::MigPlacement;
 
 fn work(start: u32, is_new: bool) -> Unfinished {
     let slot = Units { start, size: 1 };

@@ -1,8 +1,8 @@
 use super::*;
-use crate::agent::gpu::health::XidCounts;
-use crate::api::condition::DeviceFault;
-use crate::api::state::DeviceKind;
-use crate::report::bodies::{AllocatedDevice, AllocationState, TenantReport};
+use crate::gpu::health::XidCounts;
+use wire::api::condition::DeviceFault;
+use wire::api::state::DeviceKind;
+use wire::report::bodies::{AllocatedDevice, AllocationState, TenantReport};
 
 fn sample(uses: Vec<DeviceUse>) -> Sample {
     let gpu = |uuid: &String| DeviceReport {

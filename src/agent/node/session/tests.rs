@@ -1,7 +1,7 @@
 use super::*;
-use crate::api::condition::{DeviceFault, MpsState};
-use crate::api::kind::ReplyKind;
-use crate::api::state::DeviceKind;
+use wire::api::condition::{DeviceFault, MpsState};
+use wire::api::kind::ReplyKind;
+use wire::api::state::DeviceKind;
 
 fn sample(uuid: &str) -> Sample {
     let model = "M".to_owned();
@@ -74,7 +74,7 @@ fn orders_count_in_the_answer_to_the_newest_report_of_the_session() {
 
 #[test]
 fn a_node_that_may_get_orders_reports_each_sample_with_what_failed() {
-    use crate::report::bodies::{MigFailure, MigProfileReport};
+    use wire::report::bodies::{MigFailure, MigProfileReport};
     let plain = sample("GPU-a");
     let needs = |sample: &Sample| {
         let mut session = Session::new("a", 0);

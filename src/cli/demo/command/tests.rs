@@ -3,7 +3,7 @@ use clap::Parser;
 use tower::ServiceExt;
 
 use super::*;
-use crate::hardware::ids::PodUid;
+use wire::ids::PodUid;
 
 #[derive(Parser)]
 struct Command {

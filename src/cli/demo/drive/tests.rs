@@ -8,32 +8,32 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 use super::*;
-use crate::agent::gpu::probe::{Probe, ProcessSampling};
-use crate::agent::node::session::Session;
-use crate::api::state::{DeviceKind, State};
-use crate::cli::query::snapshot_state::{cluster, places};
-use crate::cli::serve::extender::settings;
-use crate::cli::simulated::fleet::{Fleet, FleetGpu, FleetInstance};
-use crate::cli::simulated::probe::SimulatedProbe;
-use crate::clock::Clock;
-use crate::config::file::Config;
-use crate::hardware::ids::{DeviceId, PoolName};
-use crate::hardware::pool::{Enforcement, InstanceUse, PoolRule, PoolRules, Replicas};
-use crate::hardware::units::Demand;
-use crate::ledger::nodes::state::Ledger;
-use crate::model::policy::Policy;
-use crate::report::bodies;
-use crate::server::api::reports;
-use crate::server::api::server::{router, serve};
-use crate::server::page::service::Service;
-use crate::server::views::inspect;
-use crate::server::views::viewer::Viewer;
-use crate::sim::run::cluster::{Seat, SimCluster};
-use crate::sim::run::placed::{end_of, keep_placements};
-use crate::sim::run::policy::SimPolicy;
-use crate::sim::snapshot::state::{ClusterPod, Names, Snapshot};
-use crate::sim::trace::dimensions::DeviceAt;
-use crate::sim::trace::read::{TraceNode, TracePod, parse_nodes, parse_pods};
+use crate::query::snapshot_state::{cluster, places};
+use crate::serve::extender::settings;
+use crate::simulated::fleet::{Fleet, FleetGpu, FleetInstance};
+use crate::simulated::probe::SimulatedProbe;
+use agent::gpu::probe::{Probe, ProcessSampling};
+use agent::node::session::Session;
+use engine::hardware::pool::{Enforcement, InstanceUse, PoolRule, PoolRules, Replicas};
+use engine::ledger::nodes::state::Ledger;
+use engine::model::policy::Policy;
+use kube_api::config::file::Config;
+use runtime::clock::Clock;
+use server::api::reports;
+use server::api::server::{router, serve};
+use server::page::service::Service;
+use server::views::inspect;
+use server::views::viewer::Viewer;
+use sim::run::cluster::{Seat, SimCluster};
+use sim::run::placed::{end_of, keep_placements};
+use sim::run::policy::SimPolicy;
+use sim::snapshot::state::{ClusterPod, Names, Snapshot};
+use sim::trace::dimensions::DeviceAt;
+use sim::trace::read::{TraceNode, TracePod, parse_nodes, parse_pods};
+use wire::api::state::{DeviceKind, State};
+use wire::ids::{DeviceId, PoolName};
+use wire::report::bodies;
+use wire::units::Demand;
 
 /// Fleets with pods that are tried.
 const SEEDS: u64 = 24;
@@ -245,11 +245,11 @@ fn free(state: &State) -> Vec<String> {
     rows
 }
 
-fn free_in(rooms: &[crate::sim::run::cluster::FreeOnDevice]) -> Vec<String> {
+fn free_in(rooms: &[sim::run::cluster::FreeOnDevice]) -> Vec<String> {
     let mut rows: Vec<String> = rooms
         .iter()
         .map(|it| {
-            let free = crate::api::state::DeviceAmount {
+            let free = wire::api::state::DeviceAmount {
                 memory_mib: it.free.memory.mib(),
                 share_millionths: it.free.share.millionths(),
             };

@@ -4,24 +4,24 @@ use hyper::Request;
 use serde_json::Value;
 
 use super::*;
-use crate::agent::gpu::probe::{Probe, ProcessSampling};
-use crate::agent::node::session::{Answer, Session};
-use crate::cli::demo::pods::{DemoPod, lending};
-use crate::cli::serve::extender::settings;
-use crate::cli::simulated::fleet::Fleet;
-use crate::clock::{Clock, SimulatedTime};
-use crate::config::file::Config;
-use crate::control::bind::recall::recall;
-use crate::control::bind::take_back::take_back;
-use crate::hardware::ids::PoolName;
-use crate::hardware::pool::PoolRules;
-use crate::hardware::units::MemMib;
-use crate::kube_api::pod::watch::PodWatch;
-use crate::kube_api::request::placement::encode;
-use crate::ledger::nodes::state::Ledger;
-use crate::report::bodies::{AllocationState, Reply};
-use crate::server::api::reports;
-use crate::step::outside::{Action, Answer as Answered, Event};
+use crate::demo::pods::{DemoPod, lending};
+use crate::serve::extender::settings;
+use crate::simulated::fleet::Fleet;
+use agent::gpu::probe::{Probe, ProcessSampling};
+use agent::node::session::{Answer, Session};
+use control::bind::recall::recall;
+use control::bind::take_back::take_back;
+use engine::hardware::pool::PoolRules;
+use engine::ledger::nodes::state::Ledger;
+use kube_api::config::file::Config;
+use kube_api::pod::watch::PodWatch;
+use kube_api::request::placement::encode;
+use runtime::clock::{Clock, SimulatedTime};
+use runtime::step::outside::{Action, Answer as Answered, Event};
+use server::api::reports;
+use wire::ids::PoolName;
+use wire::report::bodies::{AllocationState, Reply};
+use wire::units::MemMib;
 
 /// A node with two GPUs of 1,000 MiB, its agent and kubelet.
 struct Bed {

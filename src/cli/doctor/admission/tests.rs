@@ -1,8 +1,8 @@
 use serde::de::DeserializeOwned;
 
 use super::*;
-use crate::api::commands::CheckState::{NotChecked, Ok as Good, Problem, Warning};
-use crate::cli::doctor::finding::{lines, states};
+use crate::doctor::finding::{lines, states};
+use wire::api::commands::CheckState::{NotChecked, Ok as Good, Problem, Warning};
 
 /// An object of `deploy/webhook.yaml`.
 fn object<T: DeserializeOwned>(kind: &str) -> T {

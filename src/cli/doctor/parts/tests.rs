@@ -1,8 +1,8 @@
 use serde_json::json;
 
 use super::*;
-use crate::api::commands::CheckState::{NotChecked, Ok as Good, Problem, Warning};
-use crate::cli::doctor::finding::{lines, states};
+use crate::doctor::finding::{lines, states};
+use wire::api::commands::CheckState::{NotChecked, Ok as Good, Problem, Warning};
 
 fn forbidden<T>() -> Read<T> {
     Err(Unread::Forbidden("get it".to_owned()))

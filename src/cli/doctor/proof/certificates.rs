@@ -14,12 +14,12 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{CertificateError, Error, RootCertStore};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use crate::api::commands::Check;
-use crate::certificates::is_named;
-use crate::cli::base::reader::{Read, Unread};
-use crate::cli::doctor::finding::{Findings, Found, known, or_ok, short};
-use crate::cli::doctor::table::*;
-use crate::issuing::checked::to_pem;
+use crate::base::reader::{Read, Unread};
+use crate::doctor::finding::{Findings, Found, known, or_ok, short};
+use crate::doctor::table::*;
+use runtime::certificates::is_named;
+use server::issuing::checked::to_pem;
+use wire::api::commands::Check;
 
 /// Renewals come weeks before the end: with less than this, none came.
 const SOON_SECONDS: i64 = 14 * 86_400;
@@ -183,10 +183,10 @@ fn trusted(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::commands::CheckState;
-    use crate::api::commands::CheckState::{NotChecked, Ok as Good, Problem, Warning};
-    use crate::cli::doctor::finding::{lines, states};
+    use crate::doctor::finding::{lines, states};
     use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+    use wire::api::commands::CheckState;
+    use wire::api::commands::CheckState::{NotChecked, Ok as Good, Problem, Warning};
 
     const NAME: &str = "gpupack-webhook.gpu-system.svc";
 

@@ -11,7 +11,7 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
 use tokio_rustls::TlsConnector;
 
-use crate::cli::base::reader::Reader;
+use crate::base::reader::Reader;
 
 /// Longest handshake, with the way to it.
 const WITHIN: Duration = Duration::from_secs(10);

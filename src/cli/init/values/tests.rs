@@ -4,8 +4,8 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::cli::doctor::objects::SeenNode;
-use crate::cli::init::facts::FoundNode;
+use crate::doctor::objects::SeenNode;
+use crate::init::facts::FoundNode;
 
 fn set(names: &[&str]) -> BTreeSet<String> {
     names.iter().map(ToString::to_string).collect()

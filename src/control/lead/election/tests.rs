@@ -3,12 +3,12 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::clock::{Clock, SimulatedTime};
-use crate::config::file::Config;
-use crate::kube_api::write::lease::LeaseName;
-use crate::kube_api::write::target::PodKey;
-use crate::ledger::fixture::ledger;
-use crate::step::outside::{Action, Answer, Event};
+use engine::ledger::fixture::ledger;
+use kube_api::config::file::Config;
+use kube_api::write::lease::LeaseName;
+use kube_api::write::target::PodKey;
+use runtime::clock::{Clock, SimulatedTime};
+use runtime::step::outside::{Action, Answer, Event};
 
 /// The replica `a`, which leads, and the API server around it.
 struct Bed {

@@ -1,8 +1,8 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::ledger::fixture::{hello, ledger, pod, see_node, share_query};
-use crate::model::rejection::Rejection;
+use engine::ledger::fixture::{hello, ledger, pod, see_node, share_query};
+use engine::model::rejection::Rejection;
 
 /// A ledger with nodes `n` and `m` of one GPU each, and the pods that wait for room on them.
 struct Bed {

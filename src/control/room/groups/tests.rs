@@ -1,12 +1,12 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::control::room::fixture::{ALL, Bed, waiting_pod};
-use crate::hardware::ids::NodeName;
-use crate::hardware::units::Share;
-use crate::ledger::fixture::{bound, pod, share_query, uid};
-use crate::model::request::PodGroup;
-use crate::model::reservation::Controller;
+use crate::room::fixture::{ALL, Bed, waiting_pod};
+use engine::ledger::fixture::{bound, pod, share_query, uid};
+use engine::model::request::PodGroup;
+use engine::model::reservation::Controller;
+use wire::ids::NodeName;
+use wire::units::Share;
 
 fn bed() -> Bed {
     Bed::new(Duration::from_secs(1))
@@ -113,7 +113,7 @@ fn a_group_that_has_waited_long_starts_with_the_next_step_once_it_fits() {
     for (name, sequence) in [("x", 2), ("y", 4)] {
         bed.ledger.end_pod(&uid(name), bed.now);
         for sequence in [sequence, sequence + 1] {
-            let report = crate::ledger::fixture::report("x", 7, sequence, "A B");
+            let report = engine::ledger::fixture::report("x", 7, sequence, "A B");
             bed.ledger.report("n", &report, bed.now).unwrap();
         }
         bed.holds.note_rooms([NodeName::new("n")].into());
@@ -205,12 +205,12 @@ fn only_one_group_of_a_pool_waits_for_more_than_ten_seconds_at_a_time() {
 
 #[test]
 fn a_group_that_its_team_may_not_have_where_it_fits_wakes_no_step_again_and_again() {
-    use crate::hardware::units::MemMib;
-    use crate::ledger::query::queries::PlacementRequest;
-    use crate::model::charge::Prices;
-    use crate::model::event::LedgerEvent;
-    use crate::model::request::{Amount, GpuRequest};
-    use crate::model::team::{TeamRules, TeamShare};
+    use engine::ledger::query::queries::PlacementRequest;
+    use engine::model::charge::Prices;
+    use engine::model::event::LedgerEvent;
+    use engine::model::request::{Amount, GpuRequest};
+    use engine::model::team::{TeamRules, TeamShare};
+    use wire::units::MemMib;
     let mut bed = bed();
     let others = TeamShare { guaranteed: Share::ZERO, at_most: Some(Share::WHOLE) };
     bed.ledger.teams.rule(TeamRules { others, ..TeamRules::default() }, Prices::default());

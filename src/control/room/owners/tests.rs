@@ -1,5 +1,5 @@
 use super::*;
-use crate::control::room::fixture::waiting_pod;
+use crate::room::fixture::waiting_pod;
 
 /// Amounts in a pool of eight GPUs, of which a quarter is the share.
 fn of_eight(wanted: u64, kept: u64) -> Amounts {

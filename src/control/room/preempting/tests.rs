@@ -1,19 +1,19 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::control::room::fixture::{ALL, Bed, waiting_pod};
-use crate::hardware::ids::{DeviceId, NodeName};
-use crate::hardware::seen::{DeviceUse, ProcessUse};
-use crate::hardware::units::{MemMib, Share};
-use crate::ledger::change::facts::PodFact;
-use crate::ledger::change::reports::NodeReport;
-use crate::ledger::fixture::{bound, free, pod, report, share_query, uid};
-use crate::model::charge::Prices;
-use crate::model::rejection::Rejection;
-use crate::model::request::Amount;
-use crate::model::reservation::Controller;
-use crate::model::team::{TeamRules, TeamShare};
-use crate::model::workload::Protection;
+use crate::room::fixture::{ALL, Bed, waiting_pod};
+use engine::ledger::change::facts::PodFact;
+use engine::ledger::change::reports::NodeReport;
+use engine::ledger::fixture::{bound, free, pod, report, share_query, uid};
+use engine::model::charge::Prices;
+use engine::model::rejection::Rejection;
+use engine::model::request::Amount;
+use engine::model::reservation::Controller;
+use engine::model::team::{TeamRules, TeamShare};
+use engine::model::workload::Protection;
+use wire::ids::{DeviceId, NodeName};
+use wire::seen::{DeviceUse, ProcessUse};
+use wire::units::{MemMib, Share};
 
 /// The GPUs are full: `a` and `b`, with half of A each, `c` with B, `d` with C. The priority of
 /// each is its position.

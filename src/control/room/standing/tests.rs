@@ -1,13 +1,13 @@
 use super::*;
-use crate::control::room::fixture::{ALL, Bed, waiting_pod};
-use crate::hardware::seen::ProcessUse;
-use crate::hardware::units::{HostAmount, MemMib, MilliCpu};
-use crate::kube_api::request::room_note::RoomNote;
-use crate::ledger::change::facts::PodFact;
-use crate::ledger::fixture::{bound, free, pod, report, share_query, uid};
-use crate::model::device_state::StandingHold;
-use crate::model::rejection::Rejection;
-use crate::model::reservation::{Controller, Tenure};
+use crate::room::fixture::{ALL, Bed, waiting_pod};
+use engine::ledger::change::facts::PodFact;
+use engine::ledger::fixture::{bound, free, pod, report, share_query, uid};
+use engine::model::device_state::StandingHold;
+use engine::model::rejection::Rejection;
+use engine::model::reservation::{Controller, Tenure};
+use kube_api::request::room_note::RoomNote;
+use wire::seen::ProcessUse;
+use wire::units::{HostAmount, MemMib, MilliCpu};
 
 fn empty() -> Bed {
     let mut bed = Bed::new(Duration::from_secs(60));
@@ -111,7 +111,7 @@ fn room_moves_only_to_where_less_is_lacking() {
     bed.ledger.end_pod(&uid("c"), bed.now);
     let report = report("y", 8, 2, "C");
     for sequence in [2, 3] {
-        let report = crate::ledger::change::reports::NodeReport { sequence, ..report.clone() };
+        let report = engine::ledger::change::reports::NodeReport { sequence, ..report.clone() };
         bed.ledger.report("m", &report, bed.now).unwrap();
     }
     requeued_after(&mut bed, 1);
@@ -345,8 +345,8 @@ fn no_room_is_kept_that_only_older_pods_of_the_same_controller_could_leave() {
 /// `x` has GPU A, room is kept of A for `p` and of B for `q`, which is free.
 #[test]
 fn a_pod_does_not_take_the_room_of_another_one() {
-    use crate::ledger::suggest::standing::Holder;
-    use crate::model::device_state::KeptFor;
+    use engine::ledger::suggest::standing::Holder;
+    use engine::model::device_state::KeptFor;
     for (of_p, of_q) in [
         (KeptFor::Preemptor, KeptFor::Preemptor),
         (KeptFor::Preemptor, KeptFor::Group),

@@ -1,14 +1,14 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::control::room::fixture::{ALL, Bed, waiting_pod};
-use crate::hardware::units::Share;
-use crate::ledger::fixture::uid;
-use crate::ledger::suggest::waiting::WaitingPod;
-use crate::model::charge::Prices;
-use crate::model::rejection::Rejection;
-use crate::model::request::PodGroup;
-use crate::model::team::{TeamRules, TeamShare};
+use crate::room::fixture::{ALL, Bed, waiting_pod};
+use engine::ledger::fixture::uid;
+use engine::ledger::suggest::waiting::WaitingPod;
+use engine::model::charge::Prices;
+use engine::model::rejection::Rejection;
+use engine::model::request::PodGroup;
+use engine::model::team::{TeamRules, TeamShare};
+use wire::units::Share;
 
 /// The team of all pods may have one GPU.
 fn bed() -> Bed {

@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use super::tests::{admitted, answered, env, half, pod, review, rules, shipped};
 use super::*;
+use crate::admission::review::ReviewFault;
 use crate::config::webhook::TemplatePath;
-use crate::kube_api::admission::review::ReviewFault;
 
 const SHARE: &str = "gpupack.dev/gpu-share";
 

@@ -1,9 +1,9 @@
-use crate::kube_api::request::resources::ContainerKind;
+use crate::request::resources::ContainerKind;
 use proptest::prelude::*;
 
 use super::*;
-use crate::hardware::ids::{MAX_DEVICE_MEMORY, ModelName};
-use crate::model::request::MAX_DEVICES_PER_POD;
+use engine::model::request::MAX_DEVICES_PER_POD;
+use wire::ids::{MAX_DEVICE_MEMORY, ModelName};
 
 fn annotations(text: &str) -> BTreeMap<String, String> {
     text.split(';')

@@ -1,7 +1,7 @@
 use super::*;
-use crate::hardware::units::MemMib;
-use crate::kube_api::request::annotations::parse_request;
-use crate::kube_api::request::resources::ContainerKind;
+use crate::request::annotations::parse_request;
+use crate::request::resources::ContainerKind;
+use wire::units::MemMib;
 
 fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use gpupack::sim::trace::read::{TraceNode, TracePod};
+use sim::trace::read::{TraceNode, TracePod};
 
 /// Nodes as `gpus cpu_milli memory_mib model`.
 fn nodes(texts: &[&str]) -> Vec<TraceNode> {

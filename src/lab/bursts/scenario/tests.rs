@@ -1,10 +1,10 @@
 use super::*;
 use crate::bursts::columns::bursts_of;
-use gpupack::hardware::pool::Borrow;
-use gpupack::hardware::units::Share;
-use gpupack::sim::run::timeline::{Pace, timeline};
-use gpupack::sim::trace::churn::NodeOrder;
-use gpupack::sim::trace::read::{parse_nodes, parse_pods};
+use engine::hardware::pool::Borrow;
+use sim::run::timeline::{Pace, timeline};
+use sim::trace::churn::NodeOrder;
+use sim::trace::read::{parse_nodes, parse_pods};
+use wire::units::Share;
 
 fn rule(borrow: Borrow) -> PoolRule {
     PoolRule { borrow, ..PoolRule::default() }

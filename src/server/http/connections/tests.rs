@@ -12,9 +12,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::certificates::Tls;
-use crate::server::http::bell::MOST_PERMITS;
-use crate::server::http::tls::Shown;
+use crate::http::bell::MOST_PERMITS;
+use crate::http::tls::Shown;
+use runtime::certificates::Tls;
 
 const SOON: Duration = Duration::from_secs(10);
 

@@ -1,10 +1,10 @@
 use serde_json::json;
 
 use super::*;
-use crate::hardware::device::{DeviceKind, Health};
-use crate::hardware::ids::PodUid;
-use crate::hardware::units::MemMib;
-use crate::report::bodies::MigOrders;
+use wire::device::{DeviceKind, Health};
+use wire::ids::PodUid;
+use wire::report::bodies::MigOrders;
+use wire::units::MemMib;
 
 fn check(body: &str, part: &str) {
     let error = CheckedReport::from_json(body.as_bytes()).unwrap_err();

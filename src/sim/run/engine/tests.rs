@@ -1,8 +1,8 @@
 use super::*;
-use crate::model::node_state::NodeState;
-use crate::sim::run::placed::{end_of, keep_placements};
-use crate::sim::trace::churn::{NodeOrder, churn};
-use crate::sim::trace::read::{TraceNode, parse_nodes, parse_pods, size_up};
+use crate::run::placed::{end_of, keep_placements};
+use crate::trace::churn::{NodeOrder, churn};
+use crate::trace::read::{TraceNode, parse_nodes, parse_pods, size_up};
+use engine::model::node_state::NodeState;
 
 fn node(name: &str, gpus: u32, model: &str) -> TraceNode {
     TraceNode {

@@ -1,12 +1,12 @@
 use std::num::NonZeroU32;
 
 use super::*;
-use crate::hardware::device::ModelFilter;
-use crate::hardware::pool::{Enforcement, InstanceUse, Replicas};
-use crate::hardware::units::{MilliCpu, Share};
-use crate::model::policy::Policy;
-use crate::model::request::{Isolation, Limit};
-use crate::sim::trace::read::{parse_nodes, parse_pods};
+use crate::trace::read::{parse_nodes, parse_pods};
+use engine::hardware::pool::{Enforcement, InstanceUse, Replicas};
+use engine::model::policy::Policy;
+use engine::model::request::{Isolation, Limit};
+use wire::device::ModelFilter;
+use wire::units::{MilliCpu, Share};
 
 fn host(cpu_milli: u64, memory_mib: u64) -> HostAmount {
     HostAmount { cpu: MilliCpu::new(cpu_milli), memory: MemMib::new(memory_mib) }

@@ -2,12 +2,12 @@ use std::error::Error;
 use std::fs;
 
 use super::*;
-use crate::hardware::device::Health;
-use crate::hardware::ids::MigProfile;
-use crate::hardware::pool::{ConfiguredIsolation, Enforcement, InstanceUse};
-use crate::model::policy::Policy;
-use crate::model::request::{Isolation, Limit};
-use crate::sim::trace::write::{nodes_csv, pods_csv};
+use crate::trace::write::{nodes_csv, pods_csv};
+use engine::hardware::pool::{ConfiguredIsolation, Enforcement, InstanceUse};
+use engine::model::policy::Policy;
+use engine::model::request::{Isolation, Limit};
+use wire::device::Health;
+use wire::ids::MigProfile;
 
 const PODS: &str = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,\
                     creation_time,deletion_time,scheduled_time\n";

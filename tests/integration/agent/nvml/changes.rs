@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gpupack::clock::Clock;
+use runtime::clock::Clock;
 use serde_json::{Value, json};
 
 use super::guard::println_figure;

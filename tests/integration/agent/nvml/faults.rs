@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use gpupack::agent::gpu::probe::{ProbeError, Sample};
-use gpupack::agent::nvml::probe::NvmlProbe;
-use gpupack::agent::processes::pods::PodsByProcess;
-use gpupack::api::condition::DeviceFault;
-use gpupack::api::state::DeviceKind;
+use agent::gpu::probe::{ProbeError, Sample};
+use agent::nvml::probe::NvmlProbe;
+use agent::processes::pods::PodsByProcess;
 use serde_json::{Value, json};
+use wire::api::condition::DeviceFault;
+use wire::api::state::DeviceKind;
 
 use crate::harness::agent::bed::{Bed, a100, faults, h200_in_mig_mode, sample, t4, with};
 

@@ -1,10 +1,10 @@
 //! How events and the driver's recovery action change the health of a device.
 
-use gpupack::agent::gpu::health::XidCounts;
-use gpupack::agent::gpu::probe::{ProbeError, Sample};
-use gpupack::agent::nvml::probe::NvmlProbe;
-use gpupack::api::condition::DeviceFault;
+use agent::gpu::health::XidCounts;
+use agent::gpu::probe::{ProbeError, Sample};
+use agent::nvml::probe::NvmlProbe;
 use serde_json::{Value, json};
+use wire::api::condition::DeviceFault;
 
 use crate::harness::agent::bed::{
     Bed, a100, faults, h200_in_mig_mode, sample, sample_at, t4, with,

@@ -1,12 +1,12 @@
 //! What is read of devices that work, and of drivers that say little.
 
-use gpupack::agent::gpu::probe::{Probe, ProcessSampling};
-use gpupack::agent::nvml::probe::NvmlProbe;
-use gpupack::api::condition::DeviceFault;
-use gpupack::api::state::{DeviceKind, MigPlacement};
-use gpupack::hardware::units::Timestamp;
-use gpupack::report::bodies::{AllocatedDevice, Allocation, AllocationState};
+use agent::gpu::probe::{Probe, ProcessSampling};
+use agent::nvml::probe::NvmlProbe;
 use serde_json::{Value, json};
+use wire::api::condition::DeviceFault;
+use wire::api::state::{DeviceKind, MigPlacement};
+use wire::report::bodies::{AllocatedDevice, Allocation, AllocationState};
+use wire::units::Timestamp;
 
 use crate::harness::agent::bed::{
     Bed, POD, a100, faults, h200_in_mig_mode, sample, sample_at, t4, with,

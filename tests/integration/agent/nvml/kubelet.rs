@@ -3,17 +3,17 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use agent::gpu::probe::{Probe, ProcessSampling};
+use agent::node::kubelet::{BesideKubelet, KubeletDevices, KubeletError, allocatable};
 use axum::body::Bytes;
-use gpupack::agent::gpu::probe::{Probe, ProcessSampling};
-use gpupack::agent::node::kubelet::{BesideKubelet, KubeletDevices, KubeletError, allocatable};
-use gpupack::api::condition::DeviceFault;
-use gpupack::hardware::units::Timestamp;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::{HeaderMap, Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::json;
 use tokio::net::UnixListener;
+use wire::api::condition::DeviceFault;
+use wire::units::Timestamp;
 
 use crate::harness::agent::bed::{Bed, a100, t4, with};
 use crate::harness::agent::extender::Extender;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gpupack::agent::gpu::lent_limits::LentLimits;
+use agent::gpu::lent_limits::LentLimits;
 use serde_json::{Value, json};
 
 use super::loops::Loops;

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use gpupack::agent::gpu::lent_limits::LentLimits;
-use gpupack::agent::node::client::Proof;
-use gpupack::agent::node::config::AgentConfig;
-use gpupack::agent::node::replicas::Resolver;
-use gpupack::agent::node::run::run_node;
-use gpupack::agent::nvml::probe::NvmlProbe;
-use gpupack::clock::Clock;
+use agent::gpu::lent_limits::LentLimits;
+use agent::node::client::Proof;
+use agent::node::config::AgentConfig;
+use agent::node::replicas::Resolver;
+use agent::node::run::run_node;
+use agent::nvml::probe::NvmlProbe;
+use runtime::clock::Clock;
 use serde_json::{Value, json};
 
 use crate::harness::agent::bed::{Bed, POD, a100, t4, with};

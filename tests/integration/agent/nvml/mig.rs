@@ -5,15 +5,15 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::time::Duration;
 
-use gpupack::agent::mig::on_demand::MigOnDemand;
-use gpupack::agent::node::client::Proof;
-use gpupack::agent::node::config::AgentConfig;
-use gpupack::agent::node::replicas::Resolver;
-use gpupack::agent::node::run::run_node;
-use gpupack::agent::nvml::maker::MigMaker;
-use gpupack::api::state::DeviceKind;
-use gpupack::clock::Clock;
+use agent::mig::on_demand::MigOnDemand;
+use agent::node::client::Proof;
+use agent::node::config::AgentConfig;
+use agent::node::replicas::Resolver;
+use agent::node::run::run_node;
+use agent::nvml::maker::MigMaker;
+use runtime::clock::Clock;
 use serde_json::{Value, json};
+use wire::api::state::DeviceKind;
 
 use super::guard::println_figure;
 use crate::harness::agent::bed::{Bed, a100, with};

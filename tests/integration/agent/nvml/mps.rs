@@ -5,12 +5,12 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use gpupack::agent::gpu::probe::{Probe, ProcessSampling};
-use gpupack::agent::mps::daemons::{Duty, MpsDaemons, MpsLoops, MpsSettings};
-use gpupack::agent::nvml::probe::NvmlProbe;
-use gpupack::api::condition::MpsState;
-use gpupack::clock::Clock;
+use agent::gpu::probe::{Probe, ProcessSampling};
+use agent::mps::daemons::{Duty, MpsDaemons, MpsLoops, MpsSettings};
+use agent::nvml::probe::NvmlProbe;
+use runtime::clock::Clock;
 use serde_json::{Value, json};
+use wire::api::condition::MpsState;
 
 use super::loops::Loops;
 use crate::harness::agent::bed::{Bed, POD, a100, h200_in_mig_mode, with};

@@ -194,7 +194,7 @@ async fn instances_beyond_their_gpu_get_no_pod() {
         let answer = bed.filter(queried, &NODES[..1]).await;
         assert_eq!(answer["NodeNames"] == json!(["gpu-a"]), fits, "{profiles:?}: {answer}");
         assert_eq!(device(&bed, "gpu-a", 1).await["health"] == "Healthy", fits);
-        bed.app.settle_pod(&gpupack::hardware::ids::PodUid::new("p"));
+        bed.app.settle_pod(&wire::ids::PodUid::new("p"));
     }
 }
 

@@ -2,18 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use gpupack::hardware::device::{Device, DeviceIndex, DeviceKind, Health};
-use gpupack::hardware::ids::{ModelName, NodeName, PodUid, PoolName};
-use gpupack::hardware::inventory::NodeInventory;
-use gpupack::hardware::pool::ConfiguredIsolation;
-use gpupack::hardware::seen::{DeviceUse, ProcessUse};
-use gpupack::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share};
-use gpupack::ledger::change::facts::{MoveFact, PodFact};
-use gpupack::ledger::change::reports::NodeReport;
-use gpupack::ledger::nodes::per_node::Gauge;
-use gpupack::ledger::nodes::state::Ledger;
-use gpupack::model::reservation::{PlacedDevice, Placement, Tenure};
+use engine::hardware::inventory::NodeInventory;
+use engine::hardware::pool::ConfiguredIsolation;
+use engine::ledger::change::facts::{MoveFact, PodFact};
+use engine::ledger::change::reports::NodeReport;
+use engine::ledger::nodes::per_node::Gauge;
+use engine::ledger::nodes::state::Ledger;
+use engine::model::reservation::{PlacedDevice, Placement, Tenure};
 use proptest::prelude::*;
+use wire::device::{Device, DeviceIndex, DeviceKind, Health};
+use wire::ids::{ModelName, NodeName, PodUid, PoolName};
+use wire::seen::{DeviceUse, ProcessUse};
+use wire::units::{Demand, HostAmount, MemMib, MilliCpu, Share};
 
 use crate::harness::histories::{Event, NODES, Player, history, inventory, query, snapshots};
 use crate::harness::ledger::{
@@ -123,7 +123,7 @@ fn settle(ledger: &Ledger) {
             uses: devices.devices().iter().map(|device| seen(&device.id, [])).collect(),
             inventory: Some(devices),
         };
-        if node.state() != gpupack::model::node_state::NodeReporting::Gone {
+        if node.state() != engine::model::node_state::NodeReporting::Gone {
             ledger.report(name, &hello, seconds(50)).expect("a hello is accepted");
         }
     }

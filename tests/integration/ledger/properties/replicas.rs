@@ -2,10 +2,10 @@
 
 use std::num::NonZeroU32;
 
-use gpupack::hardware::ids::PodUid;
-use gpupack::ledger::change::reports::NodeReport;
-use gpupack::ledger::nodes::state::Ledger;
+use engine::ledger::change::reports::NodeReport;
+use engine::ledger::nodes::state::Ledger;
 use proptest::prelude::*;
+use wire::ids::PodUid;
 
 use crate::harness::histories::{
     Event, KINDS, NODES, Player, history, inventory, query, snapshots,

@@ -1,21 +1,21 @@
 //! Pools with slots and isolation: no slot twice, isolation wherever a neighbor requires it.
 
-use gpupack::hardware::device::Device;
-use gpupack::hardware::ids::{NodeName, PoolName};
-use gpupack::hardware::inventory::NodeInventory;
-use gpupack::hardware::pool::{
+use engine::hardware::inventory::NodeInventory;
+use engine::hardware::pool::{
     ConfiguredIsolation, Enforcement, InstanceUse, PoolRule, PoolRules, Replicas,
 };
-use gpupack::hardware::seen::DeviceUse;
-use gpupack::hardware::units::{Demand, MemMib, Share};
-use gpupack::ledger::change::reports::NodeReport;
-use gpupack::ledger::nodes::state::Ledger;
-use gpupack::model::device_state::DeviceState;
-use gpupack::model::node_state::NodeState;
-use gpupack::model::policy::Policy;
-use gpupack::model::rejection::Rejection;
-use gpupack::model::request::{Amount, GpuRequest, Isolation};
+use engine::ledger::change::reports::NodeReport;
+use engine::ledger::nodes::state::Ledger;
+use engine::model::device_state::DeviceState;
+use engine::model::node_state::NodeState;
+use engine::model::policy::Policy;
+use engine::model::rejection::Rejection;
+use engine::model::request::{Amount, GpuRequest, Isolation};
 use proptest::prelude::*;
+use wire::device::Device;
+use wire::ids::{NodeName, PoolName};
+use wire::seen::DeviceUse;
+use wire::units::{Demand, MemMib, Share};
 
 use crate::harness::histories::pool;
 use crate::harness::ledger::{

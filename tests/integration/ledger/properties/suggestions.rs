@@ -2,15 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use gpupack::hardware::ids::PodUid;
-use gpupack::hardware::units::{MemMib, MilliCpu, Share, Timestamp};
-use gpupack::ledger::nodes::state::Ledger;
-use gpupack::ledger::query::own_room::OwnRoom;
-use gpupack::ledger::query::queries::PlacementRequest;
-use gpupack::ledger::suggest::search::{Change, Ends, Lever, Suggestion};
-use gpupack::model::device_state::HoldRule;
-use gpupack::model::request::{Amount, GpuRequest};
+use engine::ledger::nodes::state::Ledger;
+use engine::ledger::query::own_room::OwnRoom;
+use engine::ledger::query::queries::PlacementRequest;
+use engine::ledger::suggest::search::{Change, Ends, Lever, Suggestion};
+use engine::model::device_state::HoldRule;
+use engine::model::request::{Amount, GpuRequest};
 use proptest::prelude::*;
+use wire::ids::PodUid;
+use wire::units::{MemMib, MilliCpu, Share, Timestamp};
 
 use crate::harness::histories::{NODES, Player, history, query};
 use crate::harness::ledger::pod;
@@ -186,7 +186,7 @@ proptest! {
                     _ => None,
                 });
                 let is_of_host = matches!(lever, Lever::Cpu | Lever::HostMemory);
-                if !is_of_host || query.host_rule == gpupack::model::fit::HostRule::Checked {
+                if !is_of_host || query.host_rule == engine::model::fit::HostRule::Checked {
                     check_size(&player.ledger, query, lever, offered)?;
                 }
             }

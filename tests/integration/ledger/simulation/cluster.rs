@@ -3,16 +3,16 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use gpupack::hardware::ids::{NodeName, PodUid, PoolName};
-use gpupack::hardware::inventory::NodeInventory;
-use gpupack::hardware::seen::{DeviceUse, ProcessUse};
-use gpupack::hardware::units::{Demand, MemMib, Timestamp};
-use gpupack::ledger::change::facts::PodFact;
-use gpupack::ledger::change::reports::NodeReport;
-use gpupack::ledger::nodes::state::Ledger;
-use gpupack::model::reservation::{PlacedDevice, Placement};
+use engine::hardware::inventory::NodeInventory;
+use engine::ledger::change::facts::PodFact;
+use engine::ledger::change::reports::NodeReport;
+use engine::ledger::nodes::state::Ledger;
+use engine::model::reservation::{PlacedDevice, Placement};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
+use wire::ids::{NodeName, PodUid, PoolName};
+use wire::seen::{DeviceUse, ProcessUse};
+use wire::units::{Demand, MemMib, Timestamp};
 
 use crate::harness::ledger::{DEVICE_MIB, gpus, host, seen};
 
@@ -228,7 +228,7 @@ impl Kubelets {
 
     /// What an agent of the node sees now.
     pub(crate) fn uses(&self, at: usize) -> Vec<DeviceUse> {
-        let seen_on = |id: &gpupack::hardware::ids::DeviceId| {
+        let seen_on = |id: &wire::ids::DeviceId| {
             let mut total = MemMib::ZERO;
             let mut processes = Vec::new();
             for (uid, process) in &self.processes {

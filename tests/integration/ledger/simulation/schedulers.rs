@@ -1,9 +1,9 @@
 //! Two kube-schedulers that drive filter, prioritize and bind through one ledger, and the Bindings that
 //! are on their way to the API server.
 
-use gpupack::hardware::ids::PodUid;
-use gpupack::model::reservation::{Placement, ReservationState};
+use engine::model::reservation::{Placement, ReservationState};
 use rand::Rng;
+use wire::ids::PodUid;
 
 use super::cluster::NODES;
 use super::{Bed, UNDECIDED};

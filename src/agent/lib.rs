@@ -1,0 +1,63 @@
+//! The agent of a node: NVML, processes, MPS, MIG.
+
+/// What is read from GPUs.
+pub mod gpu {
+    pub mod health;
+    pub mod probe;
+    pub(crate) mod standing;
+    pub mod lent_limits;
+}
+
+/// The pod of each process.
+pub mod processes {
+    pub mod pods;
+    pub(crate) mod draining;
+    pub(crate) mod watched;
+    pub(crate) mod mounts;
+}
+
+/// The daemons of NVIDIA MPS.
+pub mod mps {
+    pub(crate) mod clients;
+    pub(crate) mod control;
+    pub(crate) mod memory;
+    pub mod daemons;
+}
+
+/// MIG on demand: which orders stand, what they take, what was made here.
+pub mod mig {
+    pub mod plan;
+    pub mod attempts;
+    pub mod made;
+    pub mod on_demand;
+}
+
+/// NVML.
+pub mod nvml {
+    pub(crate) mod limits;
+    pub(crate) mod raw;
+    pub(crate) mod raw_mig;
+    pub(crate) mod trouble;
+    pub(crate) mod library;
+    pub(crate) mod instances;
+    pub(crate) mod details;
+    pub(crate) mod utilization;
+    pub(crate) mod sweep;
+    pub mod probe;
+    pub mod maker;
+}
+
+/// The agent itself.
+pub mod node {
+    pub mod cadence;
+    pub mod session;
+    pub mod client;
+    pub mod metrics;
+    pub mod metrics_port;
+    pub mod replicas;
+    pub mod config;
+    pub mod kubelet;
+    pub(crate) mod link;
+    pub(crate) mod sampler;
+    pub mod run;
+}

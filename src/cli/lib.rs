@@ -1,0 +1,98 @@
+//! The commands of `gpupack`.
+
+/// Simulated nodes without GPUs, for demos and tests.
+pub mod simulated {
+    pub mod fleet;
+    pub mod mixed;
+    pub mod probe;
+    pub mod run;
+    pub mod programs;
+}
+
+/// What all commands share.
+pub mod base {
+    pub mod failure;
+    pub(crate) mod connect;
+    pub(crate) mod reader;
+    pub mod logging;
+    pub(crate) mod plain;
+    pub(crate) mod signals;
+}
+
+/// `gpupack extender`, `agent` and `webhook`
+pub mod serve {
+    pub mod agent;
+    pub mod extender;
+    pub mod webhook;
+}
+
+/// Commands that query a running extender.
+pub mod query {
+    pub mod advise;
+    pub mod completion;
+    pub mod explain;
+    pub(crate) mod snapshot_state;
+    pub mod snapshot;
+    pub mod waiting;
+}
+
+/// `gpupack doctor`
+pub mod doctor {
+    pub(crate) mod finding;
+    /// What each check may find, and how to fix it.
+    pub(crate) mod table;
+    pub(crate) mod rights;
+    pub(crate) mod objects;
+    pub(crate) mod parts;
+    pub(crate) mod scheduler_file;
+    pub(crate) mod scheduler;
+    /// Certificates: of Secrets, and as pods show them.
+    pub(crate) mod proof {
+        pub(crate) mod certificates;
+        pub(crate) mod handshake;
+    }
+    pub(crate) mod nodes;
+    pub(crate) mod admission;
+    pub(crate) mod facts;
+    pub(crate) mod checks;
+    pub mod command;
+}
+
+/// `gpupack init`
+pub mod init {
+    pub(crate) mod facts;
+    pub(crate) mod values;
+    pub mod command;
+}
+
+/// `gpupack simulate`
+pub mod simulate {
+    pub mod figures;
+    pub mod jobs;
+    pub mod flags;
+    pub mod charts;
+    pub mod report;
+    pub(crate) mod timed_figures;
+    pub(crate) mod timed_json;
+    pub(crate) mod timed;
+    pub(crate) mod ends;
+    pub mod command;
+}
+
+/// `gpupack demo`
+pub mod demo {
+    pub mod api_server;
+    pub(crate) mod pods;
+    pub(crate) mod scheduler;
+    pub(crate) mod kubelet;
+    pub(crate) mod drive;
+    pub(crate) mod summary;
+    pub mod command;
+}
+
+/// `gpupack top`
+pub mod top {
+    pub(crate) mod sums;
+    pub(crate) mod rows;
+    pub mod command;
+}

@@ -1,0 +1,388 @@
+//! Prometheus families. Labels are closed or bounded sets, never names of pods or texts of errors.
+//! Series of closed sets exist with zero from the start.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use prometheus::{
+    Encoder, Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    Registry, TextEncoder,
+};
+
+use crate::metrics::demand::{AccountUse, DemandFamilies, Queue, TeamFigures};
+use crate::metrics::fleet::{Fleet, FleetFamilies};
+use crate::metrics::guard::{EvictionReason, EvictionResult, GuardFamilies, OutsideFigures};
+use crate::metrics::labels::{
+    BindResult, CertificateLabel, EditResult, Outcome, ReportResult, RequeueResult, Verb,
+};
+use crate::metrics::make::{Make, valid, whole};
+use crate::metrics::mig::{FailedMigOrders, MakeResult, MigFamilies, MigFigures};
+use crate::metrics::moves::{LentFigures, MoveFamilies, MoveReason, MoveResult};
+use engine::model::rejection::Rejection;
+use wire::ids::MigProfile;
+
+/// Latency buckets in seconds: 10 microseconds to 1 second in steps of 1, 2.5 and 5.
+const LATENCY_BUCKETS: [f64; 16] = [
+    1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 1e-1, 2.5e-1,
+    5e-1, 1.0,
+];
+
+/// All families of the extender.
+pub struct Metrics {
+    registry: Registry,
+    /// Of the cluster: only the replica that leads shows them, so that nothing counts twice.
+    of_cluster: Registry,
+    leader: IntGauge,
+    verb_duration: HistogramVec,
+    refusals: IntCounterVec,
+    binds: IntCounterVec,
+    holds: IntGauge,
+    standing_holds: IntGauge,
+    requeues: IntCounterVec,
+    reports: IntCounterVec,
+    audit_failures: IntCounter,
+    ready: IntGauge,
+    token_refused: Gauge,
+    oldest_report: Gauge,
+    watch_lag: Histogram,
+    watch_events: IntCounterVec,
+    fleet: FleetFamilies,
+    demand: DemandFamilies,
+    guard: GuardFamilies,
+    moves: MoveFamilies,
+    mig: MigFamilies,
+    certificate_expiry: GaugeVec,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    /// Registers all families, each series at zero.
+    ///
+    /// # Panics
+    /// Never: the names are constants, and a test registers them.
+    #[expect(clippy::too_many_lines, reason = "a table")]
+    pub fn new() -> Self {
+        let (registry, of_cluster) = (Registry::new(), Registry::new());
+        let (make, make_of_cluster) = (Make(&registry), Make(&of_cluster));
+        let build = make.int_gauges(
+            "gpupack_build_info",
+            "1, with the version of the running program as label.",
+            &["version", "component"],
+        );
+        build.with_label_values(&[env!("CARGO_PKG_VERSION"), "extender"]).set(1);
+        let metrics = Self {
+            fleet: FleetFamilies::new(&make_of_cluster),
+            demand: DemandFamilies::new(&make_of_cluster),
+            guard: GuardFamilies::new(&make_of_cluster),
+            moves: MoveFamilies::new(&make_of_cluster),
+            mig: MigFamilies::new(&make_of_cluster),
+            leader: make.int_gauge("gpupack_leader", "1 on the replica that leads, else 0."),
+            verb_duration: make.histograms(
+                (
+                    "gpupack_verb_duration_seconds",
+                    "Time from the whole request to the whole answer of an extender verb.",
+                ),
+                &LATENCY_BUCKETS,
+                &["verb", "outcome"],
+            ),
+            refusals: make.counters(
+                "gpupack_refusals_total",
+                "Nodes refused by filter, by reason.",
+                &["reason"],
+            ),
+            binds: make.counters("gpupack_binds_total", "Binds by outcome.", &["outcome"]),
+            holds: make_of_cluster.int_gauge(
+                "gpupack_holds",
+                "Holds: room kept for pods between *filter* and *bind*.",
+            ),
+            standing_holds: make_of_cluster.int_gauge(
+                "gpupack_standing_holds",
+                "Standing holds: room kept for the first pods of lines until they are bound.",
+            ),
+            requeues: make.counters(
+                "gpupack_requeues_total",
+                "Requeues that ended, by result.",
+                &["result"],
+            ),
+            reports: make.counters(
+                "gpupack_reports_total",
+                "Agent reports by result.",
+                &["result"],
+            ),
+            audit_failures: make.counter(
+                "gpupack_ledger_audit_failures_total",
+                "Nodes whose sums differed from their reservations.",
+            ),
+            ready: make.int_gauge(
+                "gpupack_ready",
+                "1 when calls are answered; 0 on a replica that does not lead.",
+            ),
+            token_refused: make.gauge(
+                "gpupack_token_refused_seconds",
+                "For how long the API server has answered nothing but 401; 0 if it accepts the token.",
+            ),
+            oldest_report: make.gauge(
+                "gpupack_oldest_report_timestamp_seconds",
+                "Oldest last report of the nodes that are reporting; 0 if no node is.",
+            ),
+            watch_lag: make.histogram(
+                "gpupack_watch_lag_seconds",
+                "From posting a Binding to the watch event that shows the pod bound.",
+                &[1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0],
+            ),
+            watch_events: make.counters(
+                "gpupack_watch_events_total",
+                "What the watches brought: changes, and failures after which they started again.",
+                &["resource", "kind"],
+            ),
+            certificate_expiry: make.gauges(
+                "gpupack_certificate_expiry_timestamp_seconds",
+                "When the certificate ends, in seconds since 1970; 0 if it is not known.",
+                &["certificate"],
+            ),
+            registry,
+            of_cluster,
+        };
+        metrics.preset();
+        metrics
+    }
+
+    /// Creates the series of closed sets before their first event.
+    fn preset(&self) {
+        for verb in [Verb::Filter, Verb::Prioritize, Verb::Bind, Verb::Preempt] {
+            for outcome in [Outcome::Ok, Outcome::Refused, Outcome::Error] {
+                self.verb_duration.with_label_values(&[verb.label(), outcome.label()]);
+            }
+        }
+        for reason in Rejection::LABELS {
+            self.refusals.with_label_values(&[reason]);
+        }
+        self.refusals.with_label_values(&["bad_request"]);
+        for result in
+            [BindResult::Bound, BindResult::Conflict, BindResult::Refused, BindResult::Undecided]
+        {
+            self.binds.with_label_values(&[result.label()]);
+        }
+        for result in ReportResult::ALL {
+            self.reports.with_label_values(&[result.label()]);
+        }
+        for result in RequeueResult::ALL {
+            self.requeues.with_label_values(&[result.label()]);
+        }
+        for resource in ["pods", "nodes"] {
+            for kind in ["change", "failure"] {
+                self.watch_events.with_label_values(&[resource, kind]);
+            }
+        }
+        self.set_certificates(CertificateLabel::ALL.map(|label| (label, 0)));
+    }
+
+    /// Counts what the watch of a resource received: a change, or a failure and a restart.
+    pub fn watched(&self, resource: &'static str, is_failure: bool) {
+        let kind = if is_failure { "failure" } else { "change" };
+        self.watch_events.with_label_values(&[resource, kind]).inc();
+    }
+
+    /// Records the time from the post of a Binding until the watch showed the pod bound.
+    pub fn watch_lagged(&self, lag: Duration) {
+        self.watch_lag.observe(lag.as_secs_f64());
+    }
+
+    /// Records that a pod of a size was placed `after_seconds` after its creation.
+    pub fn placed(&self, size: &'static str, after_seconds: u64) {
+        self.demand.placed(size, after_seconds);
+    }
+
+    /// Adds what the pods of a namespace and priority class held and used since the last call.
+    pub fn used(&self, namespace: &str, priority_class: &str, used: AccountUse) {
+        self.demand.used(namespace, priority_class, used);
+    }
+
+    /// Records a call of a verb.
+    pub fn verb(&self, verb: Verb, outcome: Outcome, took: Duration) {
+        let labels = [verb.label(), outcome.label()];
+        self.verb_duration.with_label_values(&labels).observe(took.as_secs_f64());
+    }
+
+    /// Counts the nodes that *filter* refused by reason, in the order of [`Rejection::LABELS`].
+    pub fn refused(&self, nodes: &[usize; Rejection::LABELS.len()]) {
+        for (label, nodes) in Rejection::LABELS.iter().zip(nodes).filter(|(_, nodes)| **nodes > 0) {
+            let nodes = u64::try_from(*nodes).unwrap_or(u64::MAX);
+            self.refusals.with_label_values(&[label]).inc_by(nodes);
+        }
+    }
+
+    /// Counts a pod whose request is refused.
+    pub fn refused_request(&self) {
+        self.refusals.with_label_values(&["bad_request"]).inc();
+    }
+
+    /// Counts the outcome of a bind.
+    pub fn bind(&self, result: BindResult) {
+        self.binds.with_label_values(&[result.label()]).inc();
+    }
+
+    /// Sets the number of ended pods whose processes hold devices longer than `drain_seconds`.
+    pub fn set_overdue_drains(&self, pods: usize) {
+        self.guard.show_overdue_drains(pods);
+    }
+
+    /// Counts an edit of a placement by another client, or the outcome of writing it back.
+    pub fn placement_edit(&self, result: EditResult) {
+        self.guard.placement_edit(result);
+    }
+
+    /// Counts the outcome of a requeue.
+    pub fn requeued(&self, result: RequeueResult) {
+        self.requeues.with_label_values(&[result.label()]).inc();
+    }
+
+    /// Counts a report.
+    pub fn report(&self, result: ReportResult) {
+        self.reports.with_label_values(&[result.label()]).inc();
+    }
+
+    /// Counts the faults that an audit of the ledger found.
+    pub fn audited(&self, faults: usize) {
+        self.audit_failures.inc_by(u64::try_from(faults).unwrap_or(u64::MAX));
+    }
+
+    /// Sets the gauges of use beyond what is allocated.
+    pub fn set_outside(&self, figures: OutsideFigures) {
+        self.guard.show(figures);
+    }
+
+    /// Sets the number of tenants for which an isolation mode is configured, and is verified.
+    pub fn set_tenants(&self, mode: &'static str, counts: (u64, u64)) {
+        self.guard.show_tenants(mode, counts);
+    }
+
+    /// Counts the end of a move.
+    pub fn moved(&self, reason: MoveReason, result: MoveResult) {
+        self.moves.moved(reason, result);
+    }
+
+    /// How many moves have ended so.
+    pub fn moves(&self, reason: MoveReason, result: MoveResult) -> u64 {
+        self.moves.count(reason, result)
+    }
+
+    /// Notes how long a bind waited for guests.
+    pub fn recalled_for_bind(&self, time: Duration) {
+        self.moves.waited(time);
+    }
+
+    /// Counts the outcome of orders to make MIG instances.
+    pub fn mig_ordered<'a>(
+        &self,
+        profiles: impl Iterator<Item = &'a MigProfile>,
+        result: MakeResult,
+    ) {
+        self.mig.ordered(profiles, result);
+    }
+
+    /// Notes how long a bind waited for the MIG instances of its pod.
+    pub fn waited_for_mig(&self, profile: &MigProfile, time: Duration) {
+        self.mig.waited(profile, time);
+    }
+
+    /// Sets which MIG instances there are, and how many more could be made.
+    pub fn set_mig(&self, all: &BTreeMap<MigProfile, MigFigures>) {
+        self.mig.show(all);
+    }
+
+    /// Sets how many orders about MIG instances fail now.
+    pub fn set_failed_mig_orders(&self, failed: FailedMigOrders) {
+        self.mig.show_failed(failed);
+    }
+
+    /// Sets what is borrowed now.
+    pub fn set_lent(&self, lent: LentFigures) {
+        self.moves.lent(lent);
+    }
+
+    /// Counts the outcome of an eviction.
+    pub fn evicted(&self, reason: EvictionReason, result: EvictionResult) {
+        self.guard.evicted(reason, result);
+    }
+
+    /// Sets when certificates end, in seconds since 1970; 0: not known, or none.
+    pub fn set_certificates(&self, ends: [(CertificateLabel, u64); 4]) {
+        for (label, end) in ends {
+            self.certificate_expiry.with_label_values(&[label.label()]).set(whole(end));
+        }
+    }
+
+    /// Sets whether this replica leads.
+    pub fn set_leader(&self, is_leader: bool) {
+        self.leader.set(i64::from(is_leader));
+    }
+
+    /// Sets the gauges of the service: of holds, and standing ones, their numbers. The oldest report is in seconds since 1970; 0 if none.
+    pub fn set_service(&self, is_ready: bool, holds: (usize, usize), oldest_report: u64) {
+        self.ready.set(i64::from(is_ready));
+        let count = |holds: usize| i64::try_from(holds).unwrap_or(i64::MAX);
+        self.holds.set(count(holds.0));
+        self.standing_holds.set(count(holds.1));
+        self.oldest_report.set(whole(oldest_report));
+    }
+
+    /// Sets for how long the API server has answered nothing but 401.
+    pub fn set_token_refused(&self, lasted: Duration) {
+        self.token_refused.set(lasted.as_secs_f64());
+    }
+
+    /// Sets the gauges of the fleet and of waiting pods.
+    pub fn set_fleet(&self, fleet: &Fleet, queue: &Queue) {
+        self.fleet.show(fleet);
+        self.demand.show(queue);
+    }
+
+    /// Sets what each team may have and has.
+    pub fn set_teams(&self, teams: &[TeamFigures]) {
+        self.demand.show_teams(teams);
+    }
+
+    /// All families in the text format.
+    pub fn text(&self) -> Vec<u8> {
+        let mut text = self.text_of_process();
+        valid(TextEncoder::new().encode(&self.of_cluster.gather(), &mut text));
+        text
+    }
+
+    /// The families about this process alone, for a replica that does not lead.
+    pub fn text_of_process(&self) -> Vec<u8> {
+        let mut text = Vec::new();
+        valid(TextEncoder::new().encode(&self.registry.gather(), &mut text));
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_series_exists_before_its_first_event() {
+        let metrics = Metrics::new();
+        metrics.set_fleet(&Fleet::default(), &Queue::default());
+        let text = String::from_utf8(metrics.text()).unwrap();
+        for part in [
+            "gpupack_verb_duration_seconds_count{outcome=\"refused\",verb=\"bind\"} 0",
+            "gpupack_refusals_total{reason=\"not_reporting\"} 0",
+            "gpupack_binds_total{outcome=\"conflict\"} 0",
+            "gpupack_nodes{state=\"never\"} 0",
+            "gpupack_waiting_pods{reason=\"memory\",size=\"0.5\"} 0",
+            "gpupack_ready 0",
+            "gpupack_certificate_expiry_timestamp_seconds{certificate=\"webhook\"} 0",
+            "gpupack_build_info{component=\"extender\"",
+        ] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+    }
+}

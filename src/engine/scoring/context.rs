@@ -1,0 +1,321 @@
+//! The scoring context: what a scoring function sees of a node.
+
+use std::cell::OnceCell;
+use std::collections::BTreeMap;
+
+use smallvec::{SmallVec, smallvec};
+
+use crate::hardware::device_class::ClassId;
+use crate::hardware::pool::Borrow;
+use crate::hardware::spots::{DividedGpu, Spot};
+use crate::model::device_state::{DeviceState, HoldRule};
+use crate::model::fit::{CompiledRequest, Room};
+use crate::model::node_state::{NodeState, SpotDevice};
+use crate::scoring::cost::Ties;
+use crate::scoring::fragmentation::Uses;
+use crate::scoring::guests;
+use crate::waste::compiled_mix::CompiledMix;
+use crate::waste::expected_waste::ExpectedWaste;
+use wire::device::DeviceKind;
+use wire::ids::DeviceId;
+use wire::units::{Demand, HostAmount, MemMib, Share};
+
+/// A device that fits: its position on the node and what is taken of it.
+pub type Taken = (usize, Demand);
+
+/// The devices of a placement: one as a rule.
+pub type TakenList = SmallVec<[Taken; 1]>;
+
+/// What a scoring function sees of a node.
+#[derive(Debug)]
+pub struct ScoringContext<'a> {
+    /// The node.
+    pub node: &'a NodeState,
+    /// Room of its devices, with or without holds.
+    pub rooms: &'a [Room],
+    /// What is requested.
+    pub compiled: &'a CompiledRequest,
+    /// The devices that fit, by position; at least as many as are requested.
+    pub fits: &'a [Taken],
+    /// Free CPU and host memory, with or without holds.
+    pub host_free: HostAmount,
+    /// The node's expected waste, if it was computed already.
+    pub(crate) node_waste: &'a KeptNodeWaste,
+}
+
+/// Added to the memory of an instance in MiB that may be impossible to make.
+const LAST: u32 = 1 << 29;
+
+impl ScoringContext<'_> {
+    /// CPU and host memory that would be left.
+    pub fn host_left(&self) -> HostAmount {
+        self.host_free.left_after(self.compiled.host)
+    }
+
+    /// Memory in MiB of the MIG instance, for a request that takes any large enough one; else 0. More than any
+    /// has where it is the last choice.
+    pub(crate) fn instance_mib(&self, taken: &[Taken]) -> u32 {
+        let first = taken.first().filter(|_| self.compiled.wants_any_instance());
+        let mib = |(_, demand): &Taken| u32::try_from(demand.memory.mib()).unwrap_or(u32::MAX);
+        let is_last = taken.iter().any(|(at, _)| self.node.is_last_choice(*at));
+        first.map_or(0, mib).min(LAST - 1) + if is_last { LAST } else { 0 }
+    }
+
+    /// What decides between this placement and others that are equally good for packing.
+    pub(crate) fn ties(&self, taken: &[Taken]) -> Ties {
+        let proximity = self.node.topology().proximity(taken.iter().map(|(at, _)| *at));
+        let restarts = match self.node.has_borrowers() {
+            true => taken.iter().map(|fit| self.restarts(fit)).sum(),
+            false => 0,
+        };
+        let is_empty = |at: &usize| {
+            let Some(device_state) = self.node.devices().get(*at) else { return false };
+            self.is_empty(*at)
+                && device_state.is_placeable()
+                && device_state.device().kind == DeviceKind::Gpu
+                && device_state.unallocated_use() == MemMib::ZERO
+                && device_state.guests().is_empty()
+        };
+        let is_instance = |at: usize| {
+            let device_state = self.node.devices().get(at).map(DeviceState::device);
+            device_state.is_none_or(|device| matches!(device.kind, DeviceKind::MigInstance { .. }))
+        };
+        let makes = || taken.iter().map(|(at, _)| self.free_units(*at)).sum::<u32>();
+        let preferred = match self.node.rule().borrow != Borrow::None {
+            // An instance that is there takes no free units.
+            _ if !taken.is_empty() && taken.iter().all(|(at, _)| is_instance(*at)) => {
+                usize::from(u8::MAX - u8::try_from(makes()).unwrap_or(u8::MAX))
+            }
+            true => (0..self.rooms.len()).filter(is_empty).count(),
+            false => 0,
+        };
+        Ties::new(proximity, restarts, preferred)
+    }
+
+    /// The free units of the GPU on which an instance would be made; zero for a device that is there.
+    pub(crate) fn free_units(&self, position: usize) -> u32 {
+        let offered = position.checked_sub(self.node.devices().len());
+        let spots = self.node.spots();
+        let Some((at, spot)) = offered.and_then(|at| Some((at, spots.get(at)?))) else { return 0 };
+        let gpu = &spot.makeable.spot.gpu;
+        // Those of one GPU lie beside each other.
+        let is_own = |it: &&SpotDevice| it.makeable.spot.gpu == *gpu;
+        let own = spots[..at].iter().rev().take_while(is_own);
+        let own = own.chain(spots[at..].iter().take_while(is_own));
+        let all = own.fold(0, |units, it| units | it.makeable.slot.units());
+        let there = self.on_gpu_of(position).filter(|it| it.stays(HoldRule::Respected));
+        let taken = there.filter_map(|it| it.slot()).fold(0, |units, slot| units | slot.units());
+        (all & !taken).count_ones()
+    }
+
+    /// Containers that would be restarted if this were taken of a device.
+    fn restarts(&self, (position, demand): &Taken) -> usize {
+        let device_state = self.node.devices().get(*position);
+        device_state.map_or(0, |it| guests::restarts_for(self.node, it, *demand))
+    }
+
+    /// The fullest devices that fit.
+    pub fn fullest(&self) -> TakenList {
+        self.first_by(|(at, _)| self.rooms[*at].free.share)
+    }
+
+    /// The first devices by `key`, as many as are requested. On a tie: those nearest to each other,
+    /// then the first by position.
+    pub fn first_by<K: Ord>(&self, key: impl Fn(&Taken) -> K) -> TakenList {
+        if self.compiled.count() == 1 {
+            let has_borrowers = self.node.has_borrowers();
+            let restarts = |fit| if has_borrowers { self.restarts(fit) } else { 0 };
+            let first = self.fits.iter().min_by_key(|fit| (key(fit), restarts(fit)));
+            return first.copied().into_iter().collect();
+        }
+        self.nearest_of(self.fits.iter().map(|fit| (key(fit), *fit)).collect())
+    }
+
+    /// As many of these as are requested, the least `K` first. On a tie for the last ones: those
+    /// nearest to each other and to the rest, then those for which fewer containers are restarted.
+    fn nearest_of<K: Ord>(&self, mut keyed: Vec<(K, Taken)>) -> TakenList {
+        keyed.sort_by(|(a, (at, _)), (b, (other, _))| (a, at).cmp(&(b, other)));
+        let count = self.compiled.count();
+        let Some(last) = count.checked_sub(1).and_then(|last| keyed.get(last)) else {
+            return TakenList::new();
+        };
+        let sure = keyed.partition_point(|(key, _)| *key < last.0);
+        let alike = keyed.partition_point(|(key, _)| *key <= last.0);
+        let chosen: Vec<usize> = keyed[..sure].iter().map(|(_, (at, _))| *at).collect();
+        let mut choice: Vec<Taken> = keyed[sure..alike].iter().map(|(_, fit)| *fit).collect();
+        if self.node.has_borrowers() {
+            choice.sort_by_key(|fit| self.restarts(fit)); // the first of those as near
+        }
+        let choice: Vec<usize> = choice.iter().map(|(at, _)| *at).collect();
+        let nearest = self.node.topology().nearest(&chosen, &choice, count - sure);
+        let is_taken = |at: &usize| chosen.contains(at) || nearest.contains(at);
+        keyed.iter().map(|(_, fit)| *fit).filter(|(at, _)| is_taken(at)).collect()
+    }
+
+    /// Devices that are all equal: those nearest to each other, then the first.
+    pub(crate) fn any(&self) -> TakenList {
+        self.first_by(|_| ())
+    }
+
+    /// The same with the `K` of the first one, if `key` depends only on the room of the device. It
+    /// is computed once for devices with equal room.
+    pub fn first_of_distinct_by<K: Ord + Copy>(&self, key: impl Fn(&Taken) -> K) -> (K, TakenList) {
+        let twin = |at: usize| {
+            let room = self.rooms[self.fits[at].0];
+            self.fits[..at].iter().position(|earlier| self.rooms[earlier.0] == room)
+        };
+        let distinct = (0..self.fits.len()).filter(|at| twin(*at).is_none());
+        if self.compiled.count() == 1 && !self.node.has_borrowers() {
+            let keyed = distinct.map(|at| (key(&self.fits[at]), at));
+            let best = keyed.min().expect("at least as many devices fit as are requested");
+            return (best.0, smallvec![self.fits[best.1]]);
+        }
+        let known: BTreeMap<usize, K> = distinct.map(|at| (at, key(&self.fits[at]))).collect();
+        let key_of = |at: usize| known[&twin(at).unwrap_or(at)];
+        let keyed: Vec<(K, Taken)> =
+            (0..self.fits.len()).map(|at| (key_of(at), self.fits[at])).collect();
+        let first = keyed.iter().map(|(key, _)| *key).min();
+        let first = first.expect("at least as many devices fit as are requested");
+        if self.compiled.count() == 1 {
+            let equal = keyed.iter().filter(|(key, _)| *key == first).map(|(_, fit)| *fit);
+            return (first, equal.min_by_key(|fit| self.restarts(fit)).into_iter().collect());
+        }
+        (first, self.nearest_of(keyed))
+    }
+
+    /// Whether a MIG instance would be made on one of the places that fit.
+    pub(crate) fn makes_instances(&self) -> bool {
+        let devices = self.node.devices().len();
+        self.fits.iter().any(|(position, _)| *position >= devices)
+    }
+
+    /// What it costs to make the MIG instances that a pod could get, in millionths of a GPU. Nothing for
+    /// other devices.
+    pub(crate) fn making(&self, mix: &CompiledMix) -> Making {
+        if self.node.spots().is_empty() {
+            return Making { costs: Vec::new() };
+        }
+        let divided: BTreeMap<&DeviceId, DividedGpu> =
+            self.node.divided(HoldRule::Respected).collect();
+        let costs = self.fits.iter().filter_map(|(position, _)| {
+            let Spot { gpu, profile, start } = self.node.offered(*position)?.1?;
+            Some((*position, mix.potentials.cost(divided.get(&gpu)?, &profile, start)?))
+        });
+        let mut costs: Vec<(usize, i64)> = costs.collect();
+        costs.sort_unstable();
+        Making { costs }
+    }
+
+    /// Tenants of a device, without holds.
+    pub(crate) fn tenants(&self, position: usize) -> usize {
+        match self.node.devices().get(position) {
+            Some(device_state) => device_state.tenants().len(),
+            None => self.on_gpu_of(position).map(|it| it.tenants().len()).sum(),
+        }
+    }
+
+    /// Whether nothing of a device is allocated or held; of a MIG instance that is not made yet: of its GPU.
+    pub(crate) fn is_empty(&self, position: usize) -> bool {
+        let is_empty =
+            |it: &DeviceState| it.allocated() == Demand::ZERO && it.on_hold() == Demand::ZERO;
+        match self.node.devices().get(position) {
+            Some(device_state) => is_empty(device_state),
+            None => self.on_gpu_of(position).all(is_empty),
+        }
+    }
+
+    /// The instances on the GPU of one that is not made yet.
+    fn on_gpu_of(&self, position: usize) -> impl Iterator<Item = &DeviceState> {
+        let offered = self.node.offered(position);
+        let gpu = offered.and_then(|(_, spot)| spot).map(|spot| spot.gpu);
+        self.node.devices().iter().filter(move |it| match &it.device().kind {
+            DeviceKind::MigInstance { parent, .. } => Some(parent) == gpu.as_ref(),
+            DeviceKind::Gpu | DeviceKind::MigParent => false,
+        })
+    }
+
+    /// What stays free on a device: the larger of share and memory, as a part of the device.
+    pub(crate) fn left(&self, position: usize, taken: Demand) -> Share {
+        let left = self.rooms[position].free.checked_sub(taken).expect("only what fits is taken");
+        let capacity = match self.node.devices().get(position) {
+            Some(device_state) => device_state.capacity().memory,
+            None => self.rooms[position].free.memory,
+        };
+        left.share.max(Share::ratio(left.memory, capacity).unwrap_or(Share::ZERO))
+    }
+
+    /// Whether all devices that fit are of one class.
+    pub fn is_of_one_class(&self) -> bool {
+        let mut classes = self.fits.iter().map(|(position, _)| self.rooms[*position].class);
+        let first = classes.next();
+        classes.all(|class| Some(class) == first)
+    }
+
+    /// What stays free on the devices that take tenants at all.
+    pub(crate) fn left_on_node(&self, taken: &[Taken]) -> Share {
+        let is_open = |position: &usize| {
+            self.node.devices().get(*position).is_some_and(DeviceState::is_placeable)
+        };
+        let of = |position| {
+            let found = taken.iter().find(|(at, _)| *at == position);
+            self.left(position, found.map_or(Demand::ZERO, |(_, demand)| *demand))
+        };
+        total((0..self.rooms.len()).filter(is_open).map(of))
+    }
+}
+
+/// What MIG instances cost that are made on demand.
+pub(crate) struct Making {
+    /// By position, rising.
+    costs: Vec<(usize, i64)>,
+}
+
+impl Making {
+    /// The cost of these devices, in millionths of a GPU.
+    pub(crate) fn of(&self, taken: &[Taken]) -> i64 {
+        let cost = |at: usize| {
+            let found = self.costs.binary_search_by_key(&at, |(known, _)| *known).ok()?;
+            Some(self.costs[found].1)
+        };
+        taken.iter().filter_map(|(at, _)| cost(*at)).sum()
+    }
+}
+
+pub(crate) fn total(shares: impl Iterator<Item = Share>) -> Share {
+    shares.fold(Share::ZERO, |sum, share| {
+        sum.checked_add(share).expect("shares of one node fit into 64 bits")
+    })
+}
+
+/// A node's expected waste, computed when it is first needed.
+pub type KeptNodeWaste = OnceCell<NodeWaste>;
+
+/// The expected waste of a node as it is.
+#[derive(Clone, Debug)]
+pub struct NodeWaste {
+    /// What requests of several devices can use.
+    pub(crate) uses: Uses,
+    /// Free share of the devices that can be shared, in millionths.
+    pub(crate) free: u64,
+    /// The class of the first of them.
+    pub(crate) class: ClassId,
+    /// Waste for lack of CPU or host memory, in GPUs.
+    pub(crate) host: f64,
+    /// Room that requests of several devices cannot use, weighted by their part of the demand, in
+    /// GPUs.
+    pub(crate) several: f64,
+}
+
+impl NodeWaste {
+    pub(crate) fn of(expected_waste: &ExpectedWaste, context: &ScoringContext<'_>) -> Self {
+        let shareable =
+            || context.rooms.iter().filter(|room| expected_waste.residuals.knows(room.class));
+        let free = shareable().map(|room| room.free.share.millionths()).sum();
+        let class = shareable().next().map(|room| room.class).unwrap_or_default();
+        let requests = &expected_waste.requests_of_several;
+        let uses = Uses::of(requests, context.rooms);
+        let fragments = uses.on(requests, context.rooms).fragments(context.host_free.cpu);
+        let host = expected_waste.host(free, context.host_free);
+        Self { uses, free, class, host, several: expected_waste.several(fragments) }
+    }
+}

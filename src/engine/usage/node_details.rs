@@ -1,0 +1,227 @@
+//! What agents report of their nodes beside their state: driver, where devices are, faults.
+//!
+//! For people to read. It decides nothing about placement: whether a device may take tenants is its
+//! [`Health`](wire::device::Health), and which devices are near each other is its
+//! [`Topology`](crate::hardware::topology::Topology). The node's state has both.
+
+use std::collections::BTreeMap;
+use wire::seen::{Condition, Driver};
+
+use crate::hardware::pool::ConfiguredIsolation;
+use crate::hardware::spots::Spot;
+use crate::model::device_state::{DeviceState, Verification};
+use crate::model::event::LedgerEvent;
+use crate::model::isolation::{DriverLimits, Mode, Rules};
+use crate::model::node_state::NodeState;
+use crate::usage::history::Usages;
+use crate::usage::isolation::{IsolationTable, Seen, tenant_isolation};
+use crate::usage::samples::UsageSamples;
+use wire::device::{DeviceDetails, FailedMigOrder};
+use wire::ids::{DeviceId, PodUid};
+use wire::seen::{DeviceUse, ReportedTenant};
+use wire::units::{Demand, Timestamp};
+
+/// What an agent reports of its node beside its state.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeDetails {
+    /// The driver.
+    pub driver: Option<Driver>,
+    /// Details by UUID, of devices with any.
+    pub devices: BTreeMap<DeviceId, DeviceDetails>,
+    /// Conditions by UUID, of devices with any.
+    pub conditions: BTreeMap<DeviceId, Condition>,
+    /// Orders about MIG instances that the agent cannot carry out, as of the last report.
+    pub mig_failures: Vec<FailedMigOrder>,
+    /// What pods were seen to use.
+    pub usage_samples: UsageSamples,
+    /// What the driver confirms of tenants.
+    pub isolation: IsolationTable,
+    /// What pods used over time.
+    pub usages: Usages,
+    /// The version of the node at which pods and devices were last forgotten.
+    pruned_at: u64,
+}
+
+/// The part of a report with these details.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DetailsReport {
+    /// Driver and devices, when the report carries the inventory.
+    pub inventory: Option<(Option<Driver>, BTreeMap<DeviceId, DeviceDetails>)>,
+    /// Conditions at the time of the report.
+    pub conditions: BTreeMap<DeviceId, Condition>,
+    /// What the driver reports of pods, for each device whose processes were listed.
+    pub tenants: BTreeMap<DeviceId, BTreeMap<PodUid, ReportedTenant>>,
+    /// Orders about MIG instances that the agent cannot carry out at the time of the report.
+    pub mig_failures: Vec<FailedMigOrder>,
+    /// The orders about limits of memory that the agent has in force: their term, and each GPU whose limits it sets.
+    pub limits: Option<(u64, BTreeMap<DeviceId, u64>)>,
+}
+
+impl NodeDetails {
+    /// Why the agent cannot make an instance at one of these spots, as it reports it.
+    pub(crate) fn why_not_made<'a>(
+        &self,
+        mut spots: impl Iterator<Item = &'a Spot>,
+    ) -> Option<&str> {
+        let failed = |spot: &Spot| {
+            let is_it = |it: &&FailedMigOrder| it.removed.is_none() && Spot::of_failed(it) == *spot;
+            self.mig_failures.iter().find(is_it)
+        };
+        spots.find_map(failed).map(|it| it.error.as_str())
+    }
+
+    /// How many pods are kept, in all its tables together.
+    pub(crate) fn entries(&self) -> usize {
+        self.usages.count() + self.usage_samples.count() + self.isolation.count()
+    }
+
+    /// Applies a report, after the node's state did. Without a list of processes, this
+    /// only forgets what the node no longer has, and only after a change.
+    pub(crate) fn take(
+        &mut self,
+        (version, node_state): (u64, &NodeState),
+        (uses, report): (&[DeviceUse], DetailsReport),
+        rules: Rules,
+        now: Timestamp,
+    ) -> Vec<LedgerEvent> {
+        if let Some((driver, devices)) = report.inventory {
+            (self.driver, self.devices) = (driver, devices);
+        }
+        (self.conditions, self.mig_failures) = (report.conditions, report.mig_failures);
+        if std::mem::replace(&mut self.pruned_at, version) != version {
+            self.usage_samples.prune(node_state);
+            self.usages.prune(node_state);
+            self.isolation.prune(node_state);
+        }
+        let mut events = Vec::new();
+        if uses.iter().any(|seen| seen.processes.is_some()) {
+            events = self.usage_samples.take(node_state, uses, rules, now);
+            let seen = (uses, &report.tenants);
+            self.usages.take(node_state, seen, &self.usage_samples, now);
+            events.extend(self.isolation.take(node_state, seen, rules.limits, now));
+        }
+        events
+    }
+}
+
+/// Of each device with news: whether the isolation that its pool configures is in force.
+///
+/// It is missing where the driver has no limits or the MPS daemon takes no clients. It is also
+/// missing if a tenant that should be limited certainly has no limit, or one above its share, for
+/// longer than [`VERIFIED_WITHIN`]. What cannot be read proves nothing.
+pub(crate) fn verification(
+    node_state: &NodeState,
+    details: &NodeDetails,
+) -> Vec<(DeviceId, Verification)> {
+    let of = |device: &DeviceState| {
+        let id = &device.device().id;
+        let is_reported_missing = details.driver.is_some();
+        let can_limit = || details.devices.get(id).is_some_and(|known| known.can_limit_memory);
+        let condition = || details.conditions.get(id).copied().unwrap_or_default();
+        let (mode, is_hopeless) = match device.configured_isolation() {
+            ConfiguredIsolation::Driver => (Mode::Driver, is_reported_missing && !can_limit()),
+            ConfiguredIsolation::Mps => (Mode::Mps, condition().is_mps_away()),
+            ConfiguredIsolation::None | ConfiguredIsolation::Hardware => {
+                return Verification::Configured;
+            }
+        };
+        if is_hopeless {
+            return Verification::Missing;
+        }
+        let listed = details.isolation.devices.get(id);
+        let held = |(uid, demand): (&PodUid, &Demand)| {
+            let seen = listed?.get(uid)?;
+            let found =
+                tenant_isolation(device, (uid, *demand), seen.reported, DriverLimits::Unused);
+            (found.configured == mode).then_some((seen, found.verified == mode))
+        };
+        let tenants: Vec<_> = device.tenants().iter().filter_map(held).collect();
+        let is_unisolated = |reported: &ReportedTenant| match mode {
+            Mode::Mps => !reported.is_mps_client || reported.mps_limit.is_some(),
+            _ => reported.is_unlimited || reported.limit.is_some(),
+        };
+        let lacks = |seen: &Seen| seen.is_reported && is_unisolated(&seen.reported);
+        if tenants.iter().any(|(seen, is_verified)| !is_verified && lacks(seen)) {
+            Verification::Missing
+        } else if !tenants.is_empty() && tenants.iter().all(|(_, is_verified)| *is_verified) {
+            Verification::Verified
+        } else {
+            Verification::Configured
+        }
+    };
+    let found = node_state.devices().iter().map(|device| (device, of(device)));
+    let news = found.filter(|(device, found)| device.verification() != *found);
+    news.map(|(device, found)| (device.device().id.clone(), found)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::fixture;
+    use crate::ledger::nodes::state::Ledger;
+    use crate::model::reservation::Placement;
+    use std::time::Duration;
+    use wire::api::condition::{DeviceFault, MpsState};
+    use wire::ids::NodeName;
+    use wire::units::{MemMib, Share};
+
+    fn note(ledger: &Ledger, node: &str, report: DetailsReport) {
+        let rules = Rules {
+            tolerance: MemMib::ZERO,
+            limits: DriverLimits::Unused,
+            grace: Duration::ZERO,
+            max_limit: Share::WHOLE,
+        };
+        assert_eq!(ledger.note(node, (&[], report), rules, Timestamp::START), []);
+    }
+
+    #[test]
+    fn details_stay_until_the_next_inventory_conditions_until_the_report() {
+        let ledger = fixture::ledger("A");
+        let id = DeviceId::new("A").unwrap();
+        let driver = Driver { version: "580".to_owned(), cuda: None };
+        let sick = Condition {
+            fault: Some(DeviceFault::Xid),
+            last_xid: Some(79),
+            mps: Some(MpsState::Idle),
+        };
+        let details = DeviceDetails { minor: Some(3), ..DeviceDetails::default() };
+        let devices = BTreeMap::from([(id.clone(), details)]);
+        let report = DetailsReport {
+            inventory: Some((Some(driver.clone()), devices.clone())),
+            conditions: BTreeMap::from([(id.clone(), sick)]),
+            ..DetailsReport::default()
+        };
+        note(&ledger, "n", report);
+        assert_eq!(ledger.details("n").conditions.get(&id), Some(&sick));
+        note(&ledger, "n", DetailsReport::default());
+        let now = ledger.details("n");
+        assert_eq!((now.driver, now.devices), (Some(driver), devices));
+        assert!(now.conditions.is_empty());
+        note(&ledger, "nobody", DetailsReport::default());
+        assert_eq!(ledger.details("nobody"), NodeDetails::default());
+    }
+
+    #[test]
+    fn a_spot_has_the_failure_of_the_order_to_make_its_instance_until_the_next_report() {
+        let ledger = fixture::ledger("A");
+        let failed = |start, removed, error: &str| FailedMigOrder {
+            error: error.to_owned(),
+            ..fixture::failed_mig_order("A", start, removed)
+        };
+        let spots = [0, 1, 2].map(|start| Spot::of_failed(&failed(start, None, "")));
+        let placement = |spot: &Spot| Placement {
+            node: NodeName::new("n"),
+            devices: Vec::new(),
+            isolation: ConfiguredIsolation::None,
+            guest: None,
+            spots: vec![None, Some(spot.clone())],
+        };
+        let found = || spots.each_ref().map(|spot| ledger.why_not_made(&placement(spot)));
+        let mig_failures = vec![failed(1, Some("MIG-1"), "in use"), failed(2, None, "no room")];
+        note(&ledger, "n", DetailsReport { mig_failures, ..DetailsReport::default() });
+        assert_eq!(found(), [None, None, Some("no room".to_owned())]);
+        note(&ledger, "n", DetailsReport::default());
+        assert_eq!(found(), [None, None, None]);
+    }
+}

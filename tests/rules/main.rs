@@ -1,5 +1,7 @@
 //! What holds for the sources themselves.
 
+/// What the commands of the top level cover, and what the agent is made of.
+mod crates;
 /// The order of the files.
 mod layering;
 /// Look, names, links, and documents that name everything.

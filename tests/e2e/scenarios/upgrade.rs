@@ -15,7 +15,7 @@ use crate::pods::PodPlan;
 use crate::testbed::{Setup, Stage, scenario_with};
 
 /// The commit that this version must be exchangeable with: that of the last release. Raise it with
-/// each release. Until there is one: that before the mechanisms were deleted that `src/config/gone.rs` lists.
+/// each release. Until there is one: that before the mechanisms were deleted that `src/kube_api/config/gone.rs` lists.
 const PREVIOUS: &str = "22ebc973";
 
 /// A checkout may lack the history.

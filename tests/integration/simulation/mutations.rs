@@ -1,4 +1,4 @@
-//! Proves the checks: each fault of `src/mutation.rs` has to be noticed.
+//! Proves the checks: each fault of `src/wire/mutation.rs` has to be noticed.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};

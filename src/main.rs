@@ -31,7 +31,7 @@ enum Command {
     /// Serve kube-scheduler: filter, prioritize and bind
     Extender(extender::ExtenderArgs),
     /// Report the GPUs of a node to the extender
-    Agent(agent::AgentArgs),
+    Agent(agent::SimulatedArgs),
     /// Serve the API server: check and complete pods that request a GPU
     Webhook(webhook::WebhookArgs),
     /// Show what nodes, GPUs and tenants have, hold and use now

@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::contents::Image;
 use crate::debian::{Architecture, Package, output};
 use crate::oci::sha256;
 
@@ -61,24 +62,30 @@ pub(crate) struct Crate {
     source: Option<String>,
 }
 
-/// The crates of a release build for this machine, sorted; the first is gpupack. Crates of the tests are
-/// not among them.
-pub(crate) fn crates(manifest: &Path, architecture: Architecture) -> Result<Vec<Crate>> {
+/// The crates of the program of an image, for this machine, sorted. The first is gpupack, which stands for
+/// all of its own. Crates of the tests are not among them.
+pub(crate) fn crates(
+    manifest: &Path,
+    architecture: Architecture,
+    image: Image,
+) -> Result<Vec<Crate>> {
     let mut cargo = Command::new("cargo");
     cargo.args(["metadata", "--format-version=1", "--locked"]);
     cargo.args(["--filter-platform", architecture.target(), "--manifest-path"]).arg(manifest);
     let metadata: Metadata =
         serde_json::from_slice(&output(&mut cargo)?).context("cargo metadata")?;
-    Ok(reached(metadata))
+    Ok(reached(metadata, image))
 }
 
-fn reached(metadata: Metadata) -> Vec<Crate> {
+fn reached(metadata: Metadata, image: Image) -> Vec<Crate> {
     let nodes: BTreeMap<&str, &Node> =
         metadata.resolve.nodes.iter().map(|node| (node.id.as_str(), node)).collect();
     let is_built = |dependency: &&Dependency| {
         dependency.dep_kinds.iter().any(|kind| kind.kind.as_deref() != Some("dev"))
     };
-    let mut found = BTreeSet::new();
+    let is_left_out = |it: &&Crate| image.lacks().contains(&it.name.as_str());
+    let mut found: BTreeSet<&str> =
+        metadata.packages.iter().filter(is_left_out).map(|it| it.id.as_str()).collect();
     let mut next = vec![metadata.resolve.root.as_str()];
     while let Some(id) = next.pop() {
         if found.insert(id) {
@@ -87,9 +94,13 @@ fn reached(metadata: Metadata) -> Vec<Crate> {
         }
     }
     let root = metadata.resolve.root.as_str();
-    let mut crates: Vec<Crate> =
-        metadata.packages.iter().filter(|it| found.contains(it.id.as_str())).cloned().collect();
+    let is_listed =
+        |it: &&Crate| it.id == root || it.source.is_some() && found.contains(it.id.as_str());
+    let mut crates: Vec<Crate> = metadata.packages.iter().filter(is_listed).cloned().collect();
     crates.sort_by_key(|it| (it.id != root, it.name.clone(), it.version.clone()));
+    for own in crates.iter_mut().filter(|it| it.id == root) {
+        own.name = image.name().to_owned();
+    }
     crates
 }
 
@@ -238,20 +249,27 @@ mod tests {
     fn crates_of_the_tests_are_not_in_the_program() {
         let dependency =
             |on: &str, kind: Option<&str>| json!({"pkg": on, "dep_kinds": [{"kind": kind}]});
-        let package = |id: &str| json!({"id": id, "name": id, "version": "1", "license": null, "repository": null, "manifest_path": "/", "source": null});
-        let packages = ["root", "used", "deep", "built", "tested"].map(package);
+        let package = |id: &str| {
+            json!({"id": id, "name": id, "version": "1", "license": null, "repository": null, "manifest_path": "/",
+            "source": (!id.starts_with("gpupack")).then_some("registry")})
+        };
+        let packages = ["gpupack", "gpupack-cli", "used", "deep", "built", "tested"].map(package);
         let metadata = json!({
             "packages": packages,
-            "resolve": {"root": "root", "nodes": [
-                {"id": "root", "deps": [dependency("used", None), dependency("tested", Some("dev")), dependency("built", Some("build"))]},
+            "resolve": {"root": "gpupack", "nodes": [
+                {"id": "gpupack", "deps": [dependency("gpupack-cli", None), dependency("tested", Some("dev")), dependency("built", Some("build"))]},
+                {"id": "gpupack-cli", "deps": [dependency("used", None)]},
                 {"id": "used", "deps": [dependency("deep", None)]},
                 {"id": "deep", "deps": []}, {"id": "built", "deps": []},
                 {"id": "tested", "deps": []},
             ]},
         });
-        let crates = reached(serde_json::from_value(metadata).unwrap());
-        let names: Vec<&str> = crates.iter().map(|it| it.name.as_str()).collect();
-        assert_eq!(names, ["root", "built", "deep", "used"]);
+        let names = |image| -> Vec<String> {
+            let crates = reached(serde_json::from_value(metadata.clone()).unwrap(), image);
+            crates.into_iter().map(|it| it.name).collect()
+        };
+        assert_eq!(names(Image::Extender), ["gpupack", "built", "deep", "used"]);
+        assert_eq!(names(Image::Agent), ["gpupack-agent", "built"], "without the command line");
     }
 
     #[test]

@@ -6,9 +6,6 @@ use serde_json::{Value, json};
 use crate::debian::Architecture;
 use crate::tree::Tree;
 
-/// Where the program is.
-pub(crate) const PROGRAM: &str = "usr/local/bin/gpupack";
-
 /// Where licenses and the bill of materials are.
 pub(crate) const PAPERS: &str = "usr/share/doc/gpupack";
 
@@ -20,18 +17,31 @@ const USER: u32 = 65532;
 pub(crate) enum Image {
     /// For `gpupack extender`, `webhook`, and the commands for people. No shell.
     Extender,
-    /// For `gpupack agent`.
+    /// For `gpupack-agent`.
     Agent,
 }
 
 impl Image {
     pub(crate) const ALL: [Self; 2] = [Self::Extender, Self::Agent];
 
-    /// The last part of its name in a registry.
+    /// The last part of its name in a registry, which is also the name of its program.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Extender => "gpupack",
             Self::Agent => "gpupack-agent",
+        }
+    }
+
+    /// Where its program is.
+    pub(crate) fn program(self) -> String {
+        format!("usr/local/bin/{}", self.name())
+    }
+
+    /// Crates of ours, and all that only they need, that its program does not have.
+    pub(crate) fn lacks(self) -> &'static [&'static str] {
+        match self {
+            Self::Extender => &[],
+            Self::Agent => &["gpupack-cli", "gpupack-kube-api"],
         }
     }
 
@@ -112,7 +122,7 @@ impl Image {
         json!({
             "User": format!("{USER}:{USER}"), "WorkingDir": "/",
             "Env": ["PATH=/usr/local/bin:/usr/bin"],
-            "Entrypoint": [format!("/{PROGRAM}")], "Labels": labels,
+            "Entrypoint": [format!("/{}", self.program())], "Labels": labels,
         })
     }
 }
@@ -156,7 +166,9 @@ mod tests {
                 image.wants("libgcc-s1", "usr/share/doc/libgcc-s1", ON),
                 "a link to gcc-12-base"
             );
-            assert_eq!(image.config("1", "x", None)["User"], "65532:65532");
+            let config = image.config("1", "x", None);
+            assert_eq!(config["User"], "65532:65532");
+            assert_eq!(config["Entrypoint"], json!([format!("/usr/local/bin/{}", image.name())]));
         }
     }
 }

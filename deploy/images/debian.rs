@@ -220,6 +220,18 @@ pub(crate) fn output(command: &mut Command) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
+/// Takes the debug information of a program apart: into `symbols`, beside a program that names that file.
+/// The names of functions stay: a backtrace has them.
+pub(crate) fn symbols_apart(program: &Path, symbols: &Path, stripped: &Path) -> Result<()> {
+    let folder = stripped.parent().context("a file lies in a folder")?;
+    fs::create_dir_all(folder).with_context(|| format!("make {}", folder.display()))?;
+    output(Command::new("objcopy").arg("--only-keep-debug").arg(program).arg(symbols))?;
+    let mut link = std::ffi::OsString::from("--add-gnu-debuglink=");
+    link.push(symbols);
+    output(Command::new("objcopy").arg("--strip-debug").arg(link).arg(program).arg(stripped))?;
+    Ok(())
+}
+
 /// Starts the program of an image with the image's own loader and libraries, as far as to resolve
 /// them: a library that is missing, or older than the program needs, is an error here and not on a node.
 pub(crate) fn has_its_libraries(

@@ -1,4 +1,4 @@
-//! Builds the images of gpupack, without a container engine and without a base image: a program, pinned
+//! Builds the images of gpupack, without a container engine and without a base image: one program each, pinned
 //! packages of Debian, and a few small files, written as OCI images. The same input gives the same bytes.
 //!
 //! Run it as `deploy/images/build`, which builds the program first; `docs/images.md` has the rest.
@@ -18,8 +18,8 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use k8s_openapi::jiff::Timestamp;
 
-use bill::{Bill, Crate};
-use contents::{Image, PAPERS, PROGRAM};
+use bill::Bill;
+use contents::{Image, PAPERS};
 use debian::{Architecture, Lock, Package};
 use oci::{About, Layer, Layout, Packing};
 use tree::Tree;
@@ -30,9 +30,9 @@ struct Arguments {
     /// Write the images into this folder
     #[arg(long, required_unless_present = "lock")]
     output: Option<PathBuf>,
-    /// The program, as `cargo build --release` made it
-    #[arg(long, default_value = "target/release/gpupack")]
-    binary: PathBuf,
+    /// Folder of the programs, as `cargo build --release` made them
+    #[arg(long, default_value = "target/release")]
+    programs: PathBuf,
     /// Take Debian's packages from this folder, and from nowhere else
     #[arg(long)]
     debs: Option<PathBuf>,
@@ -63,14 +63,11 @@ const LOCK_HEAD: &str = "\
 /// Everything that the two images share.
 struct Parts<'a> {
     arguments: &'a Arguments,
+    root: &'a Path,
     created: String,
-    program: Vec<u8>,
     architecture: Architecture,
     lock: Lock,
-    crates: Vec<Crate>,
     checksums: BTreeMap<(String, String), String>,
-    /// Licenses.
-    papers: Tree,
     work: PathBuf,
 }
 
@@ -91,26 +88,18 @@ fn write_lock(root: &Path) -> Result<()> {
 }
 
 fn build(root: &Path, arguments: &Arguments) -> Result<()> {
-    let program = fs::read(&arguments.binary)
-        .with_context(|| format!("read the program {}", arguments.binary.display()))?;
-    let architecture = Architecture::of_program(&program)
-        .with_context(|| format!("read the program {}", arguments.binary.display()))?;
-    let crates = bill::crates(&root.join("Cargo.toml"), architecture)?;
-    let mut papers = Tree::default();
-    for name in ["LICENSE", "NOTICE"] {
-        papers.add_file(&format!("{PAPERS}/{name}"), 0o644, &fs::read(root.join(name))?)?;
-    }
-    let licenses = bill::licenses(&crates)?;
-    papers.add_file(&format!("{PAPERS}/licenses.txt"), 0o644, licenses.as_bytes())?;
+    let program = arguments.programs.join(Image::Extender.name());
+    let architecture = fs::read(&program)
+        .map_err(anyhow::Error::new)
+        .and_then(|bytes| Architecture::of_program(&bytes))
+        .with_context(|| format!("read the program {}", program.display()))?;
     let parts = Parts {
         arguments,
+        root,
         created: Timestamp::from_second(arguments.date.into())?.to_string(),
         architecture,
         lock: Lock::read(&root.join("deploy/images/lock.yaml"))?,
         checksums: bill::checksums(&fs::read_to_string(root.join("Cargo.lock"))?),
-        crates,
-        program,
-        papers,
         work: root.join("target/images"),
     };
     let output = arguments.output.as_ref().context("`--output` names a folder")?;
@@ -118,17 +107,17 @@ fn build(root: &Path, arguments: &Arguments) -> Result<()> {
     let mut both = Layout::default();
     for image in Image::ALL {
         let name = format!("{}-{}", image.name(), architecture.name());
-        let made = parts.image(image)?;
+        let made = parts.image(image, &output.join(format!("{name}.debug")))?;
         let mut alone = Layout::default();
         made.add_to(&mut alone, &parts);
         made.add_to(&mut both, &parts);
         let archive = alone.files()?.to_tar(0)?;
         fs::write(output.join(format!("{name}.tar")), &archive)?;
         fs::write(output.join(format!("{name}.spdx.json")), &made.bill)?;
+        fs::write(output.join(format!("{name}.licenses.txt")), &made.licenses)?;
         let size = archive.len();
         writeln!(io::stdout(), "{}\n    {name}.tar {size} bytes, {}", made.name, alone.digest())?;
     }
-    fs::write(output.join("licenses.txt"), licenses)?;
     write_folder(&both.files()?, &output.join("layout"))
 }
 
@@ -138,6 +127,7 @@ struct Made {
     name: String,
     layers: [Layer; 2],
     bill: String,
+    licenses: String,
 }
 
 impl Made {
@@ -153,8 +143,9 @@ impl Made {
 }
 
 impl Parts<'_> {
-    /// One layer of Debian, which changes with `lock.yaml` alone, and one of gpupack.
-    fn image(&self, image: Image) -> Result<Made> {
+    /// One layer of Debian, which changes with `lock.yaml` alone, and one of gpupack. The debug information
+    /// of its program goes to the file `symbols`.
+    fn image(&self, image: Image, symbols: &Path) -> Result<Made> {
         let name = format!("{}/{}:{VERSION}", self.arguments.repository, image.name());
         let packages: Vec<&Package> = image
             .packages()
@@ -162,26 +153,35 @@ impl Parts<'_> {
             .map(|name| self.lock.package(name, self.architecture))
             .collect::<Result<_>>()?;
         let debian = self.debian(image, &packages)?;
+        let stripped = self.work.join(image.name());
+        debian::symbols_apart(&self.arguments.programs.join(image.name()), symbols, &stripped)?;
         if self.architecture.target().starts_with(std::env::consts::ARCH) {
-            let program = fs::canonicalize(&self.arguments.binary)?;
-            debian::has_its_libraries(&program, &debian, self.architecture, &self.work)?;
+            debian::has_its_libraries(&stripped, &debian, self.architecture, &self.work)?;
         }
+        let program = fs::read(&stripped)?;
+        let crates = bill::crates(&self.root.join("Cargo.toml"), self.architecture, image)?;
         let bill = bill::spdx(&Bill {
             image: &name,
             created: &self.created,
-            program: &self.program,
-            crates: &self.crates,
+            program: &program,
+            crates: &crates,
             checksums: &self.checksums,
             packages: &packages,
         });
         let bill = format!("{bill:#}\n");
-        let mut ours = self.papers.clone();
-        ours.add_file(PROGRAM, 0o755, &self.program)?;
+        let licenses = bill::licenses(&crates)?;
+        let mut ours = Tree::default();
+        for name in ["LICENSE", "NOTICE"] {
+            let text = fs::read(self.root.join(name))?;
+            ours.add_file(&format!("{PAPERS}/{name}"), 0o644, &text)?;
+        }
+        ours.add_file(&format!("{PAPERS}/licenses.txt"), 0o644, licenses.as_bytes())?;
+        ours.add_file(&image.program(), 0o755, &program)?;
         ours.add_file(&format!("{PAPERS}/sbom.spdx.json"), 0o644, bill.as_bytes())?;
         let date = self.arguments.date.into();
         let packing = if self.arguments.plain { Packing::Plain } else { Packing::Gzip };
         let layers = [Layer::new(&debian, date, packing)?, Layer::new(&ours, date, packing)?];
-        Ok(Made { image, name, layers, bill })
+        Ok(Made { image, name, layers, bill, licenses })
     }
 
     fn debian(&self, image: Image, packages: &[&Package]) -> Result<Tree> {

@@ -61,3 +61,5 @@ pub mod node {
     pub(crate) mod sampler;
     pub mod run;
 }
+
+pub mod command;

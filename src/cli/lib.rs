@@ -14,9 +14,7 @@ pub mod base {
     pub mod failure;
     pub(crate) mod connect;
     pub(crate) mod reader;
-    pub mod logging;
     pub(crate) mod plain;
-    pub(crate) mod signals;
 }
 
 /// `gpupack extender`, `agent` and `webhook`

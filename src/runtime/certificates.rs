@@ -20,6 +20,9 @@ use rustls::{
 };
 use tokio::sync::watch;
 
+/// A name in the certificates of all replicas of the extender.
+pub const REPLICA_NAME: &str = "gpupack-extender";
+
 /// How often files are read again. kubelet writes a changed Secret within a minute or two, and
 /// certificates are renewed days before they end.
 pub const READ_EVERY: Duration = Duration::from_secs(10);

@@ -5,6 +5,12 @@ pub mod clock;
 pub mod certificates;
 pub mod http_client;
 
+/// Start and end of a process.
+pub mod process {
+    pub mod logging;
+    pub mod signals;
+}
+
 /// Tasks without I/O: `step(event, now) -> actions`.
 pub mod step {
     pub mod api_server;

@@ -252,7 +252,7 @@ pub struct DeviceDetails {
 }
 
 /// A profile of MIG instances that the agent of a node can make on a GPU, as NVML reports it. It
-/// wins over [`GEOMETRIES`](engine::hardware::mig::GEOMETRIES), also for instances that are there.
+/// wins over what gpupack knows of the model, also for instances that are there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MakeableProfile {
     /// Its name, for instance `1g.10gb` or `1g.10gb+me`.

@@ -17,6 +17,12 @@ pub const MAX_MIG_PLACES: usize = 4_096;
 /// Largest accepted memory of one device: 16 TiB, about 50 times the largest GPU of 2026.
 pub const MAX_DEVICE_MEMORY: MemMib = MemMib::new(16 << 20);
 
+/// Whether this is a valid name of a Kubernetes object.
+pub fn is_name(text: &str) -> bool {
+    let is_legal = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-' || c == b'.';
+    (1..=253).contains(&text.len()) && text.bytes().all(is_legal)
+}
+
 /// Declares a cheap, ordered name type: a shared string that is only compared and printed.
 macro_rules! name_type {
     ($(#[$doc:meta])* $name:ident) => {

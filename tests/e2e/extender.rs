@@ -33,6 +33,11 @@ pub(crate) fn gpupack() -> PathBuf {
         .map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_gpupack")), PathBuf::from)
 }
 
+/// The agent that goes with it.
+pub(crate) fn gpupack_agent() -> PathBuf {
+    gpupack().with_file_name("gpupack-agent")
+}
+
 /// A running extender. Its address survives a kill, so that it can be started again there.
 pub(crate) struct Extender {
     process: Leash,

@@ -56,8 +56,8 @@ fn mig_instance_is_made_reported_and_removed() {
     }
     let folder = tempfile::tempdir().unwrap();
     let replica = Replica::start();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_gpupack"));
-    command.args(["agent", "--node", "n", "--extender", &replica.url(), "--mig-on-demand"]);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gpupack-agent"));
+    command.args(["--node", "n", "--extender", &replica.url(), "--mig-on-demand"]);
     command.arg("--mig-folder").arg(folder.path().join("mig"));
     command.arg("--kubelet-socket").arg(folder.path().join("none")).env("NO_COLOR", "1");
     let _agent = Agent(command.spawn().unwrap());

@@ -23,8 +23,8 @@ struct Agent(Child);
 
 impl Agent {
     fn start(extender: &Extender, folder: &Path) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_gpupack"));
-        command.args(["agent", "--node", "n", "--extender", &extender.url()]);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gpupack-agent"));
+        command.args(["--node", "n", "--extender", &extender.url()]);
         command.args(["--mps", "manage", "--mps-folder"]).arg(folder.join("mps"));
         command.arg("--kubelet-socket").arg(folder.join("none")).env("NO_COLOR", "1");
         Self(command.spawn().unwrap())

@@ -38,19 +38,38 @@ fn every_crate_is_linted_and_tested() {
     }
 }
 
-/// The agent runs on each node: it stays small.
-#[test]
-fn the_agent_has_no_kubernetes_client_web_framework_or_plots() {
+/// What `cargo tree` prints of a package as it is shipped, without the crates of its tests.
+fn tree_of(package: &str, arguments: &[&str]) -> String {
     let tree = Command::new(env!("CARGO"))
-        .args(["tree", "--offline", "--locked", "--edges", "normal", "--prefix", "none"])
-        .args(["--package", "gpupack-agent"])
+        .args(["tree", "--offline", "--locked", "--prefix", "none", "--package", package])
+        .args(arguments)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
         .expect("cargo starts");
-    let tree = String::from_utf8_lossy(&tree.stdout);
+    assert!(tree.status.success(), "{}", String::from_utf8_lossy(&tree.stderr));
+    String::from_utf8_lossy(&tree.stdout).into_owned()
+}
+
+/// The agent runs on each node: it stays small.
+#[test]
+fn the_agent_has_no_kubernetes_client_web_framework_or_plots() {
+    let tree = tree_of("gpupack-agent", &["--edges", "normal"]);
     let names: Vec<&str> = tree.lines().filter_map(|line| line.split(' ').next()).collect();
     assert!(names.contains(&"nvml-wrapper"), "{tree}");
     for unwanted in ["axum", "k8s-openapi", "kube", "kube-client", "plotters"] {
         assert!(!names.contains(&unwanted), "the agent's crate pulls in {unwanted}");
+    }
+}
+
+/// Neither fixtures nor the faults of the simulation are in what is shipped.
+#[test]
+fn the_programs_have_nothing_that_tests_switch_on() {
+    let tree = tree_of("gpupack", &["--edges", "normal,build", "--format", "{p} {f}"]);
+    assert!(tree.contains("gpupack-engine "), "{tree}");
+    for line in tree.lines().filter(|line| line.starts_with("gpupack")) {
+        let features = line.rsplit(')').next().unwrap_or_default();
+        for unwanted in ["test-support", "mutations"] {
+            assert!(!features.contains(unwanted), "the programs have a feature of tests: {line}");
+        }
     }
 }

@@ -416,6 +416,10 @@ mod scanner {
             assert_eq!(upward_of("src/wire/r/b.rs", fine), 0, "{fine}");
         }
         assert_eq!(upward_of("src/wire/r/c.rs", "use crate::r::b::X;"), 0);
-        assert_eq!(upward_of("src/wire/r/b/tests.rs", "use crate::r::c::X;"), 0, "tests look anywhere");
+        assert_eq!(
+            upward_of("src/wire/r/b/tests.rs", "use crate::r::c::X;"),
+            0,
+            "tests look anywhere"
+        );
     }
 }

@@ -21,6 +21,7 @@ use runtime::http_client::{HttpClient, plain_address};
 use server::api::resources::RESOURCE_PATH;
 use server::http::browser::CLIENT_HEADER;
 use wire::api::error::ErrorReason;
+use wire::ids::is_name;
 
 /// How requests identify the client.
 const CLIENT: &str = concat!("gpupack/", env!("CARGO_PKG_VERSION"));
@@ -81,12 +82,6 @@ fn service(text: &str) -> Result<Service, String> {
         return Err("write NAMESPACE/NAME:PORT, for instance gpu-system/gpupack:page".to_owned());
     }
     Ok(Service { namespace: namespace.to_owned(), port: port.to_owned() })
-}
-
-/// Whether this is a valid name of a Kubernetes object.
-pub(crate) fn is_name(text: &str) -> bool {
-    let is_legal = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-' || c == b'.';
-    (1..=253).contains(&text.len()) && text.bytes().all(is_legal)
 }
 
 /// A connection to a running extender.

@@ -13,9 +13,10 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::base::connect::{ApiServerArgs, is_name, said};
+use crate::base::connect::{ApiServerArgs, said};
 use crate::base::failure::Failure;
 use runtime::causes::{shown_long, with_causes};
+use wire::ids::is_name;
 
 /// Objects per page, the same as `kubectl` uses.
 const PAGE: usize = 500;

@@ -20,8 +20,6 @@ use clap::Args;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 
-use crate::base::logging;
-use crate::base::logging::LogArgs;
 use crate::base::plain::Output;
 use crate::demo::api_server::ApiServer;
 use crate::demo::drive::{Arrivals, Drive, Figures};
@@ -50,10 +48,12 @@ use kube_api::config::file::Config;
 use kube_api::config::pods::quota::SharesConfig;
 use kube_api::request::quantity::parse_fraction;
 use runtime::clock::Clock;
+use runtime::process::logging::{self, LogArgs, SetLogLevel};
+use runtime::process::signals::stop_signal;
 use server::api::server::{ALL_PATHS, all_routes, guarded, serve};
 use server::api::{background, reports};
 use server::http::respond::refusal;
-use server::page::service::{Service, SetLogLevel};
+use server::page::service::Service;
 use wire::ids::PoolName;
 use wire::units::Share;
 
@@ -237,7 +237,7 @@ async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) ->
     let serving = tokio::spawn(serve(service, routes, listener, stopped.clone()));
     let ticking = tokio::spawn(background::run(Arc::clone(&app), stopped.clone()));
     let stopping = stop.clone();
-    let signal = crate::base::signals::stop_signal()?;
+    let signal = stop_signal()?;
     tokio::spawn(async move {
         signal.await;
         stopping.send_replace(true);

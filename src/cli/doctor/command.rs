@@ -8,7 +8,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::base::connect;
-use crate::base::connect::{ServerArgs, is_name};
+use crate::base::connect::ServerArgs;
 use crate::base::failure::Failure;
 use crate::base::plain::{LookArgs, Mood, Output, json, painted, print, wrapped};
 use crate::base::reader::Reader;
@@ -18,6 +18,7 @@ use crate::doctor::rights::Places;
 use runtime::clock::Clock;
 use wire::api::commands::{Check, CheckCounts, CheckState, Diagnosis};
 use wire::api::kind::{ApiVersion, DiagnosisKind};
+use wire::ids::is_name;
 
 /// At least one problem.
 const PROBLEMS: u8 = 1;

@@ -11,8 +11,9 @@ use crate::doctor::objects::Workload;
 use crate::doctor::scheduler_file::{Extender, Profile, SchedulerFile, TlsConfig};
 use crate::doctor::table::*;
 use kube_api::config::file::Config;
-use kube_api::config::identity::{REPLICA_NAME, SCHEDULER_NAME};
+use kube_api::config::identity::SCHEDULER_NAME;
 use kube_api::request::resources::{MARKERS, MIG_PREFIX, SHARED_SLOT, WHOLE};
+use runtime::certificates::REPLICA_NAME;
 use wire::api::commands::Check;
 
 /// The weight of the shipped files: with less, in-tree scores can outvote gpupack.

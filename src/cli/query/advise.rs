@@ -5,10 +5,11 @@ use std::fmt::Write as _;
 use clap::Args;
 
 use crate::base::connect;
-use crate::base::connect::{ServerArgs, is_name};
+use crate::base::connect::ServerArgs;
 use crate::base::failure::Failure;
 use crate::base::plain::{LookArgs, Output, json, print, span, table, wrapped};
 use wire::api::advice::{Advice, BurstAdvice, PodAdvice, PoolAdvice};
+use wire::ids::is_name;
 
 /// Most rows of the table.
 const ROWS: usize = 30;

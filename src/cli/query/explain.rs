@@ -5,11 +5,12 @@ use std::fmt::Write as _;
 use clap::Args;
 
 use crate::base::connect;
-use crate::base::connect::{ServerArgs, is_name};
+use crate::base::connect::ServerArgs;
 use crate::base::failure::Failure;
 use crate::base::plain::{LookArgs, Output, json, print, span, table, wrapped};
 use wire::api::explain::{Explanation, Refusal};
 use wire::api::waiting::Obstacle;
+use wire::ids::is_name;
 
 /// Flags of `gpupack explain`.
 #[derive(Debug, Args)]

@@ -13,13 +13,11 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::base::logging;
-use crate::base::logging::LogArgs;
 use control::shared::app::App;
 use control::shared::leader::Replica;
 use engine::ledger::nodes::state::{Ledger, Settings};
 use kube_api::config::file::Config;
-use kube_api::config::identity::{AUDIENCE, REPLICA_NAME, SCHEDULER_NAME};
+use kube_api::config::identity::{AUDIENCE, SCHEDULER_NAME};
 use kube_api::config::lease::LEASE_NAME;
 use kube_api::connection;
 use kube_api::identity::front_proxy;
@@ -34,8 +32,12 @@ use kube_api::write::target::PodKey;
 use kube_api::write::term::Term;
 use kube_api::write::writer::ApiWriter;
 use kube_api::write::{carry_out, events};
-use runtime::certificates::{CertificateFiles, Certificates, READ_EVERY, ServerProof};
+use runtime::certificates::{
+    CertificateFiles, Certificates, READ_EVERY, REPLICA_NAME, ServerProof,
+};
 use runtime::clock::Clock;
+use runtime::process::logging::{self, LogArgs};
+use runtime::process::signals::stop_signal;
 use runtime::step::outside::Outside;
 use server::api::agents::AgentAccess;
 use server::api::background;
@@ -150,7 +152,7 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let ended = runtime.block_on(async move {
         let clock = Clock::start();
-        let requested = crate::base::signals::stop_signal()?;
+        let requested = stop_signal()?;
         let keeper = tokio::select! {
             keeper = kept_certificates(&config, clock) => keeper?,
             () = requested => return Ok(()),
@@ -215,7 +217,7 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
 
 /// At SIGTERM or SIGINT hands over, and stops.
 fn stop_at_signal(app: Arc<App>, stop: watch::Sender<bool>) -> Result<()> {
-    let requested = crate::base::signals::stop_signal()?;
+    let requested = stop_signal()?;
     tokio::spawn(async move {
         requested.await;
         tracing::info!("stopping");

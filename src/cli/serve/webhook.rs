@@ -8,11 +8,11 @@ use clap::Args;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use crate::base::logging;
-use crate::base::logging::LogArgs;
 use crate::serve::extender::config_file;
 use kube_api::admission::rules::Admission;
 use runtime::certificates::{CertificateFiles, Certificates, READ_EVERY};
+use runtime::process::logging::{self, LogArgs};
+use runtime::process::signals::stop_signal;
 use server::api::webhook::{THREADS, serve};
 
 /// Flags of `gpupack webhook`. It reads the extender's configuration: both must agree on the names
@@ -51,7 +51,7 @@ pub fn run(args: &WebhookArgs) -> Result<()> {
         };
         let certificates = Certificates::read(files)?;
         let (stop, stopped) = watch::channel(false);
-        let requested = crate::base::signals::stop_signal()?;
+        let requested = stop_signal()?;
         tokio::spawn(async move {
             requested.await;
             tracing::info!("stopping");

@@ -9,7 +9,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde::de::DeserializeOwned;
 
 use crate::base::connect;
-use crate::base::connect::{ServerArgs, is_name};
+use crate::base::connect::ServerArgs;
 use crate::base::failure::Failure;
 use crate::base::plain::{LookArgs, Output, colored, print, table};
 use crate::top::rows::Row;
@@ -17,6 +17,7 @@ use crate::top::sums::Sums;
 use wire::api::commands::{DeviceItem, TenantItem};
 use wire::api::page::{Team, TeamList};
 use wire::api::state::{Node, State};
+use wire::ids::is_name;
 
 /// Flags of `gpupack top`.
 #[derive(Debug, Args)]

@@ -13,11 +13,13 @@ const PAUSE: Duration = Duration::from_secs(1);
 type Reason = (&'static str, &'static str);
 
 /// When the last line was written for each reason, and how many were left out since.
+#[derive(Default)]
 pub struct LogLimit {
     last: Mutex<BTreeMap<Reason, (Duration, u64)>>,
 }
 
 impl LogLimit {
+    /// No line was written yet.
     pub const fn new() -> Self {
         Self { last: Mutex::new(BTreeMap::new()) }
     }

@@ -63,10 +63,10 @@ pub fn inventory(names: &str) -> NodeInventory {
 /// An order about the instance of `gpu` at this unit that could not be carried out, to remove it if it has an id.
 pub fn failed_mig_order(gpu: &str, start: u32, removed: Option<&str>) -> FailedMigOrder {
     FailedMigOrder {
-        gpu: DeviceId::new(gpu).unwrap(),
+        gpu: DeviceId::new(gpu).expect("a name"),
         profile: MigProfile::new("1g.6gb"),
         start,
-        removed: removed.map(|id| DeviceId::new(id).unwrap()),
+        removed: removed.map(|id| DeviceId::new(id).expect("a name")),
         error: "process 7 uses it".to_owned(),
         hidden: None,
     }

@@ -31,18 +31,8 @@ use engine::hardware::pool::PoolRules;
 use engine::model::charge::Prices;
 use engine::model::policy::Policy;
 use runtime::http_client::without_user;
+use runtime::process::logging::LogFormat;
 use wire::units::{MemMib, Share};
-
-/// The form of log lines.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// For people.
-    #[default]
-    Text,
-    /// One JSON object per line.
-    Json,
-}
 
 /// Longest time of one call to the API server, if kube-scheduler waits twice as long or more.
 const API_TIMEOUT: Duration = Duration::from_secs(5);

@@ -11,9 +11,6 @@ use crate::config::values::{filled, plain_name};
 /// A name in the certificate that kube-scheduler shows.
 pub const SCHEDULER_NAME: &str = "gpupack-scheduler";
 
-/// A name in the certificates of all replicas.
-pub const REPLICA_NAME: &str = "gpupack-extender";
-
 /// For whom the tokens of agents are made.
 pub const AUDIENCE: &str = "gpupack";
 

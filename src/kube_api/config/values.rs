@@ -10,8 +10,7 @@ use rustls::pki_types::ServerName;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
-use tracing::level_filters::LevelFilter;
-
+use runtime::process::logging;
 use wire::units::MemMib;
 
 /// A whole number from `LEAST` to `MOST`.
@@ -116,18 +115,9 @@ pub(crate) fn plain_name(text: &str, (): &()) -> garde::Result {
     }
 }
 
-/// A rule for a log level, or a filter such as `info,gpupack=debug`. A word that is no level would be
-/// the name of a module, and silence all others.
-pub fn log_filter(text: &str, (): &()) -> garde::Result {
-    let mut directives = text.split(',').map(str::trim);
-    let is_legal = |it: &str| it.contains(['=', '[']) || it.parse::<LevelFilter>().is_ok();
-    match directives.all(|directive| !directive.is_empty() && is_legal(directive)) {
-        true => Ok(()),
-        false => Err(garde::Error::new(
-            "it must be a level (error, warn, info, debug, trace, off) or a filter such as \
-             `info,gpupack=debug`",
-        )),
-    }
+/// A rule for a log level, or a filter.
+pub(crate) fn log_filter(text: &str, (): &()) -> garde::Result {
+    logging::check(text).map_err(garde::Error::new)
 }
 
 /// A rule for a text or a path.

@@ -85,7 +85,7 @@ impl<'de, F: Fn(&str) -> bool> Visitor<'de> for Wanted<F> {
 
 /// The raw values of the fields of a body; `null` is like none. Go ignores case in names, and serde's
 /// derive does not. A value is scanned twice, which takes 1.6 times the instructions for a list of
-/// names; kube-scheduler's lists take [`quick_parts`].
+/// names; kube-scheduler's lists take a quicker way.
 ///
 /// # Errors
 /// [`ProtocolError`], also for a field that is given twice, and for one that is not in `names` and

@@ -27,10 +27,11 @@ use control::metrics::labels::CertificateLabel;
 use control::shared::app::App;
 use kube_api::config::certificates::CertificatesConfig;
 use kube_api::config::file::Config;
-use kube_api::config::identity::{REPLICA_NAME, SCHEDULER_NAME, TlsConfig};
+use kube_api::config::identity::{SCHEDULER_NAME, TlsConfig};
 use kube_api::write::outcome::Cause;
 use kube_api::write::trust::{Kept, Merge, Written};
 use kube_api::write::writer::ApiWriter;
+use runtime::certificates::REPLICA_NAME;
 use runtime::clock::Clock;
 
 /// Most rounds of reading and writing in one pass. From empty Secrets it takes three.

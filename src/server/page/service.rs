@@ -11,9 +11,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use crate::http::respond::{refusal, work_with};
 use crate::page::live::Live;
 use control::shared::app::App;
-
-/// Changes the log level while the service runs; the argument is a filter as in the configuration.
-pub type SetLogLevel = dyn Fn(&str) -> Result<(), String> + Send + Sync;
+use runtime::process::logging::SetLogLevel;
 
 /// State of the routes.
 #[derive(Clone)]

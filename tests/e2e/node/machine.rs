@@ -19,7 +19,7 @@ use crate::checker::annotation;
 use crate::clock;
 use crate::cluster::Cluster;
 use crate::control_plane::{ControlPlane, Identity};
-use crate::extender::{Extender, gpupack};
+use crate::extender::{Extender, gpupack_agent};
 use crate::fleet::{A100, Fleet};
 use crate::schedulers::{Scheduler, SchedulerPlan};
 use crate::testbed::{Testbed, figure, scenario_with, until_divided, until_known, until_shown};
@@ -362,11 +362,10 @@ impl Reported {
     }
 }
 
-/// `gpupack agent` in the cage, as on a node with `hostPID`: kubelet's socket and the process table are
+/// `gpupack-agent` in the cage, as on a node with `hostPID`: kubelet's socket and the process table are
 /// where they are by default.
 fn start_agent(runtime: &Runtime, driver: &Driver, extender: &Extender, work: &Path) {
     let mut arguments = vec![
-        "agent".to_owned(),
         format!("--node={NODE}"),
         format!("--extender=http://{}", extender.agents_address()),
         format!("--nvml-library={}", driver.library().display()),
@@ -375,7 +374,7 @@ fn start_agent(runtime: &Runtime, driver: &Driver, extender: &Extender, work: &P
         arguments.push("--mig-on-demand".to_owned());
         arguments.push(format!("--mig-folder={}", work.join("mig").display()));
     }
-    runtime.cage.start(&gpupack(), &arguments, &work.join("agent.log"));
+    runtime.cage.start(&gpupack_agent(), &arguments, &work.join("agent.log"));
 }
 
 /// Waits until kubelet reports the node as ready, and removes the taint of new nodes: there is no

@@ -123,7 +123,9 @@ fn build_images(equipment: &Equipment) {
     let (started, output) = (clock::now(), images_folder());
     let _absent = std::fs::remove_dir_all(&output);
     let mut build = Command::new(&equipment.builder);
-    build.arg("--plain").arg("--output").arg(&output).arg("--binary").arg(gpupack());
+    let program = gpupack();
+    let programs = program.parent().expect("a file lies in a folder");
+    build.arg("--plain").arg("--output").arg(&output).arg("--programs").arg(programs);
     build.env("RUST_BACKTRACE", "0");
     let said = said_by(&mut build).unwrap_or_else(|why| panic!("no images: {why}"));
     figure(NAME, &format!("images built, {} ms: {said}", clock::ms(started.elapsed())));

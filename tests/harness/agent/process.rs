@@ -27,8 +27,8 @@ impl AgentProcess {
 
     /// Starts it with further flags, for the extender at this address.
     pub(crate) fn start_at(bed: &Bed, url: &str, flags: &[&OsStr]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_gpupack"))
-            .args(["agent", "--node", "n", "--metrics-listen", "127.0.0.1:0"])
+        let mut child = Command::new(env!("CARGO_BIN_EXE_gpupack-agent"))
+            .args(["--node", "n", "--metrics-listen", "127.0.0.1:0"])
             .args(["--extender", url])
             .arg("--nvml-library")
             .arg(bed.library())

@@ -7,7 +7,7 @@ use tokio::signal::unix::{SignalKind, signal};
 ///
 /// # Errors
 /// The error of the operating system.
-pub(crate) fn stop_signal() -> anyhow::Result<impl Future<Output = ()>> {
+pub fn stop_signal() -> anyhow::Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
     Ok(async move {

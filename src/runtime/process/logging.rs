@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
+use serde::Deserialize;
+use tracing::level_filters::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, fmt, reload};
 
-use kube_api::config::file::LogFormat;
-use kube_api::config::values::log_filter;
-use server::page::service::SetLogLevel;
+/// Changes the filter of the log lines, or says why a text is none.
+pub type SetLogLevel = dyn Fn(&str) -> Result<(), String> + Send + Sync;
 
 /// Flags about log lines.
 #[derive(Clone, Debug, Default, Args)]
@@ -21,13 +22,15 @@ pub struct LogArgs {
     log_level: Option<String>,
     /// Format of log lines
     #[arg(long, value_enum)]
-    log_format: Option<LogFormatArg>,
+    log_format: Option<LogFormat>,
 }
 
 /// Format of log lines.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum LogFormatArg {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
     /// For people
+    #[default]
     Text,
     /// One JSON object per line
     Json,
@@ -41,20 +44,17 @@ impl LogArgs {
 
     /// The format of the flag, or the default.
     pub fn format(&self) -> LogFormat {
-        self.format_flag().unwrap_or_default()
+        self.log_format.unwrap_or_default()
     }
 
     /// The level of the flag.
-    pub(crate) fn level_flag(&self) -> Option<&str> {
+    pub fn level_flag(&self) -> Option<&str> {
         self.log_level.as_deref()
     }
 
     /// The format of the flag.
-    pub(crate) fn format_flag(&self) -> Option<LogFormat> {
-        self.log_format.map(|format| match format {
-            LogFormatArg::Text => LogFormat::Text,
-            LogFormatArg::Json => LogFormat::Json,
-        })
+    pub fn format_flag(&self) -> Option<LogFormat> {
+        self.log_format
     }
 }
 
@@ -80,8 +80,25 @@ pub fn start(filter: &str, format: LogFormat) -> Result<Arc<SetLogLevel>> {
     }))
 }
 
+/// Checks a level, or a filter such as `info,gpupack=debug`. A word that is no level would be the name of
+/// a module, and silence all others.
+///
+/// # Errors
+/// What it must be.
+pub fn check(filter: &str) -> Result<(), &'static str> {
+    let mut directives = filter.split(',').map(str::trim);
+    let is_legal = |word: &str| word.contains(['=', '[']) || word.parse::<LevelFilter>().is_ok();
+    match directives.all(|directive| !directive.is_empty() && is_legal(directive)) {
+        true => Ok(()),
+        false => {
+            Err("it must be a level (error, warn, info, debug, trace, off) or a filter such as \
+                      `info,gpupack=debug`")
+        }
+    }
+}
+
 fn read(filter: &str) -> Result<EnvFilter, String> {
     let fault = |cause: &dyn Display| format!("log level `{filter}` cannot be used: {cause}");
-    log_filter(filter, &()).map_err(|cause| fault(&cause))?;
+    check(filter).map_err(|cause| fault(&cause))?;
     EnvFilter::builder().parse(filter).map_err(|cause| fault(&cause))
 }

@@ -1,0 +1,244 @@
+//! Flags of the agent, and its start and end as a process.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context;
+use rustls::pki_types::ServerName;
+
+use crate::gpu::lent_limits::LentLimits;
+use crate::mig::on_demand::MigOnDemand;
+use crate::mps::daemons::{Duty, MpsDaemons, MpsSettings, QUERY_EVERY};
+use crate::node::client::Proof;
+use crate::node::config::AgentConfig;
+use crate::node::kubelet::{BesideKubelet, KubeletDevices, SOCKET};
+use crate::node::metrics::AgentMetrics;
+use crate::node::metrics_port;
+use crate::node::replicas::Resolver;
+use crate::node::run::run_node;
+use crate::nvml::maker::MigMaker;
+use crate::nvml::probe::NvmlProbe;
+use crate::processes::pods::PodsByProcess;
+use runtime::certificates::{
+    CertificateFiles, Certificates, READ_EVERY, REPLICA_NAME, ServerProof,
+};
+use runtime::clock::Clock;
+use runtime::process::logging::{self, LogArgs};
+use runtime::process::signals::stop_signal;
+use wire::ids::is_name;
+
+/// How long a read of the driver may delay the end of the process.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Reports the GPUs of a node to the extender.
+#[derive(Clone, Debug, clap::Args)]
+pub struct AgentArgs {
+    /// Address of the extender; a name that resolves to several addresses stands for as many replicas,
+    /// each of which gets every report. May be given several times.
+    #[arg(long, value_name = "URL", required = true)]
+    pub extender: Vec<String>,
+
+    /// Certificate in PEM of the CA of the extender, whose addresses are then `https://…`.
+    #[arg(long, value_name = "FILE")]
+    pub ca_file: Option<PathBuf>,
+
+    /// Projected token of this pod, made for the audience `gpupack`.
+    #[arg(long, value_name = "FILE", requires = "ca_file")]
+    pub token_file: Option<PathBuf>,
+
+    /// Milliseconds between samples; what has not changed is reported every 5 seconds.
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(50..=60_000))]
+    pub period_ms: u64,
+
+    /// NVIDIA's library, if the loader does not find it.
+    #[arg(long, value_name = "PATH")]
+    pub nvml_library: Option<PathBuf>,
+
+    /// Mount point of the host's process table.
+    #[arg(long, value_name = "PATH", default_value = "/proc")]
+    pub proc_root: PathBuf,
+
+    /// Socket of kubelet's `PodResources` service, which reports the devices of kubelet.
+    #[arg(long, value_name = "PATH", default_value = SOCKET)]
+    pub kubelet_socket: PathBuf,
+
+    /// MPS control daemons, one per GPU: `off` ignores them, `rely` reads the limits of daemons
+    /// that another process runs, `manage` also runs them.
+    #[arg(long, value_name = "HOW", default_value = "off")]
+    pub mps: MpsChoice,
+
+    /// Folder of their pipes, `<UUID>/pipe`: the webhook's `mps_folder`.
+    #[arg(long, value_name = "PATH", default_value = "/run/gpupack/mps")]
+    pub mps_folder: PathBuf,
+
+    /// NVIDIA's control program of MPS.
+    #[arg(long, value_name = "PATH", default_value = "nvidia-cuda-mps-control")]
+    pub mps_control: PathBuf,
+
+    /// Limits of the driver for the memory of containers: `read` reports them, `set` also lets pods use more than they
+    /// request while no other pod needs it, as the extender orders.
+    #[arg(long, value_name = "HOW", default_value = "read")]
+    pub memory_limits: LimitsChoice,
+
+    /// Make and remove MIG instances as the extender orders.
+    #[arg(long)]
+    pub mig_on_demand: bool,
+
+    /// Take over the MIG instances that others have made when the agent starts: idle ones are removed.
+    #[arg(long, requires = "mig_on_demand")]
+    pub mig_adopt: bool,
+
+    /// Folder with the list of the MIG instances that were made since the last boot.
+    #[arg(long, value_name = "PATH", default_value = "/run/gpupack/mig")]
+    pub mig_folder: PathBuf,
+
+    /// Address and port of the GPU metrics for Prometheus, for instance `0.0.0.0:9410`; by default
+    /// there are none.
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics_listen: Option<SocketAddr>,
+
+    /// Level and format of the log lines.
+    #[command(flatten)]
+    pub log: LogArgs,
+}
+
+/// What the agent does with the MPS control daemons.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum MpsChoice {
+    /// Nothing.
+    Off,
+    /// Another process runs them.
+    Rely,
+    /// The agent runs them.
+    Manage,
+}
+
+/// What the agent does with limits of the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum LimitsChoice {
+    /// It reads them.
+    Read,
+    /// It reads and sets them.
+    Set,
+}
+
+impl AgentArgs {
+    /// What all its loops share. It needs a runtime: it follows the file of the CA from now on.
+    ///
+    /// # Errors
+    /// A certificate that cannot be used.
+    pub fn config(&self, clock: Clock) -> anyhow::Result<AgentConfig> {
+        let mig = self.mig_on_demand.then(|| MigOnDemand::new(&self.mig_folder, &self.proc_root));
+        Ok(AgentConfig {
+            extenders: self.extender.clone(),
+            proof: proof(self)?,
+            resolver: Resolver::default(),
+            period: Duration::from_millis(self.period_ms),
+            clock,
+            metrics: self.metrics_listen.map(|_| AgentMetrics::new()),
+            mig,
+            limits: (self.memory_limits == LimitsChoice::Set).then(LentLimits::default),
+        })
+    }
+
+    /// The daemons to watch.
+    fn daemons(&self, clock: Clock) -> Option<MpsDaemons> {
+        let duty = match self.mps {
+            MpsChoice::Off => return None,
+            MpsChoice::Rely => Duty::Rely,
+            MpsChoice::Manage => Duty::Manage,
+        };
+        let (folder, program) = (self.mps_folder.clone(), self.mps_control.clone());
+        let proc_root = self.proc_root.clone();
+        let settings = MpsSettings { folder, program, duty, query_every: QUERY_EVERY, proc_root };
+        Some(MpsDaemons::new(settings, clock))
+    }
+}
+
+/// A name that needs no escaping in the path of a report.
+///
+/// # Errors
+/// What it must be.
+pub fn node_name(text: &str) -> Result<String, String> {
+    match is_name(text) {
+        true => Ok(text.to_owned()),
+        false => Err("write the name of the Node object, such as gpu-node-1".to_owned()),
+    }
+}
+
+/// Ends when the process is asked to end.
+///
+/// # Errors
+/// The error of the operating system.
+pub fn stop() -> anyhow::Result<impl Future<Output = ()>> {
+    let requested = stop_signal()?;
+    Ok(async {
+        requested.await;
+        tracing::info!("stopping on a signal");
+    })
+}
+
+/// Reports the node of this name, and carries out orders on it, until SIGTERM or SIGINT.
+///
+/// # Errors
+/// An address or a file that cannot be used.
+pub fn run(args: AgentArgs, node: &str, clock: Clock) -> anyhow::Result<()> {
+    logging::start(args.log.level(), args.log.format())?;
+    // One node is little work: a second thread would only cost memory.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.context("cannot start the event loop")?;
+    let result = runtime.block_on(run_until_signal(args, node, clock));
+    // A call of a hanging driver cannot be interrupted.
+    runtime.shutdown_timeout(GRACE);
+    result
+}
+
+async fn run_until_signal(args: AgentArgs, node: &str, clock: Clock) -> anyhow::Result<()> {
+    let stop = stop()?;
+    let config = args.config(clock)?;
+    if let (Some(address), Some(metrics)) = (args.metrics_listen, &config.metrics) {
+        let listener = metrics_port::listen(address)
+            .with_context(|| format!("cannot listen on `{address}` (`--metrics-listen`)"))?;
+        let address = listener.local_addr().unwrap_or(address);
+        tokio::spawn(metrics_port::serve(metrics.clone(), listener));
+        tracing::info!(%address, "showing metrics");
+    }
+    let daemons = args.daemons(clock);
+    let pods = PodsByProcess::new(args.proc_root);
+    let mut probe = NvmlProbe::new(args.nvml_library.clone(), pods);
+    let kubelet = KubeletDevices::new(args.kubelet_socket);
+    kubelet.refresh().await; // before any pod can be placed there
+    tokio::spawn(kubelet.clone().run());
+    if let Some(mig) = &config.mig {
+        probe = probe.with_mig(mig.clone());
+        let mut maker = MigMaker::new(args.nvml_library, mig.clone(), clock, kubelet.owned());
+        if args.mig_adopt {
+            maker = maker.adopting();
+        }
+        tokio::spawn(maker.run());
+    }
+    if let Some(daemons) = &daemons {
+        probe = probe.with_mps(daemons.clone());
+    }
+    if let Some(limits) = &config.limits {
+        probe = probe.with_limits(limits.clone());
+    }
+    let loops = daemons.map(|daemons| daemons.start());
+    let result = run_node(&config, node, BesideKubelet { probe, kubelet }, stop).await;
+    if let Some(loops) = loops {
+        loops.end().await;
+    }
+    Ok(result?)
+}
+
+/// How the extender and this agent prove who they are; follows the file of the CA from now on.
+fn proof(args: &AgentArgs) -> anyhow::Result<Proof> {
+    let Some(ca) = &args.ca_file else { return Ok(Proof::default()) };
+    let name = ServerName::try_from(REPLICA_NAME)?;
+    let files = CertificateFiles { own: None, ca: Some(ca.clone()), read_every: READ_EVERY };
+    let certificates = Certificates::read(files)?;
+    let server = Some(ServerProof { tls: certificates.current(), name });
+    tokio::spawn(certificates.follow());
+    Ok(Proof { server, token_file: args.token_file.clone() })
+}

@@ -1,0 +1,36 @@
+//! The `gpupack-agent` program: it runs on each node with GPUs.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use agent::command::{self, AgentArgs, node_name};
+use clap::Parser;
+use runtime::causes::with_causes;
+use runtime::clock::Clock;
+
+/// Takes less memory and time than that of the C library (`docs/performance.md`).
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Report the GPUs of a node to the extender of gpupack.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Cli {
+    /// Name of this node.
+    #[arg(long, env = "NODE_NAME", value_parser = node_name)]
+    node: String,
+    #[command(flatten)]
+    agent: AgentArgs,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match command::run(cli.agent, &cli.node, Clock::start()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Without stderr there is no place for the message.
+            let _ = writeln!(io::stderr(), "gpupack-agent: {}", with_causes(&*error));
+            ExitCode::FAILURE
+        }
+    }
+}

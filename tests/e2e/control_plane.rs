@@ -4,6 +4,7 @@
 //! namespaces, and nothing creates service accounts. Tokens of the few users come from a file; a
 //! token whose user is named like a service account has the rights of that service account.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -143,13 +144,13 @@ pub(crate) struct ControlPlane {
 
 impl ControlPlane {
     /// Starts both and waits until the API server is ready. Must run inside the runtime.
-    pub(crate) async fn start(binaries: Binaries) -> Self {
-        Self::start_in(binaries, work_folder(), Form::Bare).await
+    pub(crate) async fn start(binaries: Binaries, lane: usize) -> Self {
+        Self::start_in(binaries, work_folder(&lane.to_string()), Form::Bare).await
     }
 
     /// The same for a cluster with controllers, whose pods reach the API server by this address.
     pub(crate) async fn start_whole(binaries: Binaries, address: Ipv4Addr) -> Self {
-        Self::start_in(binaries, work_folder(), Form::Whole(address)).await
+        Self::start_in(binaries, work_folder("whole"), Form::Whole(address)).await
     }
 
     /// One more besides a running one, for what would be in the way of other tests.
@@ -384,27 +385,34 @@ fn start_apiserver(
     Leash::start("kube-apiserver", &binaries.kube_apiserver, &arguments, &log)
 }
 
-/// A folder for this process under cargo's target folder. Folders of runs that have ended are
-/// removed first, so the logs of the last run are always there to read.
-fn work_folder() -> PathBuf {
+/// A folder for a control plane of this process under cargo's target folder. Folders of runs that have
+/// ended are removed first, so the logs of the last run are always there to read.
+fn work_folder(name: &str) -> PathBuf {
     let parent = Path::new(env!("CARGO_TARGET_TMPDIR")).join("e2e");
     for old in std::fs::read_dir(&parent).into_iter().flatten().flatten() {
         if !Path::new("/proc").join(old.file_name()).exists() {
             let _kept = std::fs::remove_dir_all(old.path());
         }
     }
-    let work = parent.join(std::process::id().to_string());
+    let work = parent.join(std::process::id().to_string()).join(name);
     std::fs::create_dir_all(&work)
         .unwrap_or_else(|error| panic!("cannot create {}: {error}", work.display()));
     work
 }
 
-/// Ports that are free now.
+/// Ports that are free now, and that no other caller gets.
 pub(crate) fn free_ports<const N: usize>() -> [u16; N] {
-    let listeners: [TcpListener; N] = std::array::from_fn(|_| {
-        TcpListener::bind(("127.0.0.1", 0)).expect("the loopback interface has a free port")
-    });
-    listeners.map(|listener| listener.local_addr().expect("a bound socket has an address").port())
+    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+    let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
+    std::array::from_fn(|_| {
+        loop {
+            let listener = TcpListener::bind(("127.0.0.1", 0)).expect("there is a free port");
+            let port = listener.local_addr().expect("a bound socket has an address").port();
+            if given.insert(port) {
+                break port;
+            }
+        }
+    })
 }
 
 /// A fresh key for service account tokens: 32 random bytes as a SEC 1 `ECPrivateKey` on P-256

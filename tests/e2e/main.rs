@@ -16,9 +16,8 @@
 //! `scenarios/kueue.rs` needs the real Kueue, which is built from its Go module; only with
 //! `GPUPACK_E2E_KUEUE=1`, or with `GPUPACK_KUEUE_REQUIRED=1`.
 //!
-//! One control plane serves all tests of a run, and [`testbed::scenario`] lets only one test run
-//! at a time: each has the cluster for itself and starts by emptying it. `--test-threads` makes no
-//! difference.
+//! A scenario has a cluster for itself and starts by emptying it. `--test-threads=3` runs as many side by
+//! side, each on a control plane of its own, which serves others after it; what measures runs alone.
 //!
 //! `GPUPACK_THROUGHPUT` makes a measurement at thousands of nodes of `scenarios/throughput.rs`, which is
 //! small without it; `GPUPACK_E2E_BINARY` names another build of gpupack to test, for figures a release

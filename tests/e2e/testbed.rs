@@ -1,16 +1,18 @@
-//! One control plane for the whole run, one scenario at a time on it.
+//! A few control planes for the whole run, one scenario at a time on each.
 
 use std::future::Future;
 use std::io::Write;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{
+    Condvar, Mutex, MutexGuard, Once, OnceLock, PoisonError, RwLock, RwLockWriteGuard,
+};
 use std::time::Duration;
 
 use kube::Client;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
-use crate::binaries;
+use crate::binaries::{self, Binaries};
 use crate::clock;
 use crate::cluster::Cluster;
 use crate::control_plane::{ControlPlane, Identity};
@@ -36,7 +38,7 @@ pub(crate) struct Testbed {
     pub(crate) name: &'static str,
 }
 
-/// Runs a scenario alone on an empty cluster, or says why it is skipped.
+/// Runs a scenario on an empty cluster of its own, or says why it is skipped.
 pub(crate) fn scenario<F, S>(name: &'static str, play: S)
 where
     S: FnOnce(Testbed) -> F,
@@ -65,11 +67,17 @@ where
     run(name, SCENARIO_LIMIT, required, prepare, play);
 }
 
-/// Waits until no other scenario runs, and keeps others waiting.
-pub(crate) fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+/// Waits until no other scenario runs, and keeps others waiting: for what takes the whole machine, or is
+/// about its speed.
+pub(crate) fn alone() -> RwLockWriteGuard<'static, ()> {
+    MACHINE.write().unwrap_or_else(PoisonError::into_inner)
 }
+
+/// Held by each scenario, and whole by one that runs alone.
+static MACHINE: RwLock<()> = RwLock::new(());
+
+/// What only those do that run alone: they measure, so that other scenarios would spoil their figures.
+const ALONE: [&str; 3] = ["attacks", "replicas-burst", "throughput"];
 
 fn run<T, F, P, S>(name: &'static str, limit: Duration, required: &str, prepare: P, play: S)
 where
@@ -77,14 +85,17 @@ where
     S: FnOnce(Testbed, T) -> F,
     F: Future<Output = ()>,
 {
-    let _turn = turn();
+    let is_alone = ALONE.contains(&name);
+    let _whole = is_alone.then(alone);
+    let _part = (!is_alone).then(|| MACHINE.read().unwrap_or_else(PoisonError::into_inner));
     let skip = |reason: &str| {
         let is_required = clock::variable(required).is_some_and(|value| value != "0");
         assert!(!is_required, "{required} is set, but {name} cannot run: {reason}");
         // Not `println`, which the test harness hides in tests that pass.
         binaries::say(&format!("skipped: {name} because {reason}"));
     };
-    let plane = match control_plane() {
+    let lane = Lane::free();
+    let plane = match lane.control_plane() {
         Ok(plane) => plane,
         Err(reason) => return skip(reason),
     };
@@ -101,6 +112,54 @@ where
     });
 }
 
+/// A control plane that no other scenario uses while this is there.
+struct Lane(usize);
+
+/// Most control planes of a run, however many threads the tests have. A scenario waits most of its time.
+const LANES: usize = 4;
+
+/// The lanes that are free, and the news that one is.
+static FREE_LANES: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+static LANE_IS_FREE: Condvar = Condvar::new();
+
+impl Lane {
+    fn free() -> Self {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| free_lanes().extend((0..LANES).rev()));
+        let lanes = LANE_IS_FREE.wait_while(free_lanes(), |lanes| lanes.is_empty());
+        let lane = lanes.unwrap_or_else(PoisonError::into_inner).pop();
+        Self(lane.expect("one is free"))
+    }
+
+    fn control_plane(&self) -> Result<&'static ControlPlane, &'static str> {
+        static PLANES: [OnceLock<Result<ControlPlane, String>>; LANES] =
+            [const { OnceLock::new() }; LANES];
+        let started = PLANES[self.0].get_or_init(|| {
+            static BINARIES: OnceLock<Result<Binaries, String>> = OnceLock::new();
+            let binaries = BINARIES.get_or_init(binaries::find).clone()?;
+            Ok(runtime().block_on(async {
+                let plane = ControlPlane::start(binaries, self.0).await;
+                let admin = plane.client(Identity::Admin).await;
+                // The rights of every extender and scheduler of the tests: those of the shipped files.
+                manifests::apply(&admin, "rbac.yaml", Mode::Keep).await;
+                plane
+            }))
+        });
+        started.as_ref().map_err(String::as_str)
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        free_lanes().push(self.0);
+        LANE_IS_FREE.notify_one();
+    }
+}
+
+fn free_lanes() -> MutexGuard<'static, Vec<usize>> {
+    FREE_LANES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Prints a figure of a scenario, also where the test harness hides the output of passing tests.
 pub(crate) fn figure(scenario: &str, text: &str) {
     let _shown = writeln!(std::io::stdout().lock(), "figure: {scenario}: {text}");
@@ -111,26 +170,11 @@ fn runtime() -> &'static Runtime {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     RUNTIME.get_or_init(|| {
         tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
+            .worker_threads(LANES)
             .enable_all()
             .build()
             .expect("threads can be started")
     })
-}
-
-fn control_plane() -> Result<&'static ControlPlane, &'static str> {
-    static PLANE: OnceLock<Result<ControlPlane, String>> = OnceLock::new();
-    let started = PLANE.get_or_init(|| {
-        let binaries = binaries::find()?;
-        Ok(runtime().block_on(async {
-            let plane = ControlPlane::start(binaries).await;
-            let admin = plane.client(Identity::Admin).await;
-            // The rights of every extender and scheduler of the tests: those of the shipped files.
-            manifests::apply(&admin, "rbac.yaml", Mode::Keep).await;
-            plane
-        }))
-    });
-    started.as_ref().map_err(String::as_str)
 }
 
 /// What runs on the stage besides the API server.

@@ -2,6 +2,7 @@
 //! policies, extender and the node's own agent on a stand-in for NVML.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -88,6 +89,9 @@ where
         (_, Some(_)) => (true, &[("3g.40gb", 0), ("3g.40gb", 4)]),
         (_, None) => (false, &[]),
     };
+    // Control groups and the cache of built programs belong to the machine.
+    static ONE_NODE: Mutex<()> = Mutex::new(());
+    let _one = ONE_NODE.lock().unwrap_or_else(PoisonError::into_inner);
     let prepare = |plane: &ControlPlane| parts(plane, name, kind, mig);
     scenario_with(name, "GPUPACK_NODE_REQUIRED", prepare, |bed, parts| async move {
         let machine = Machine::start(bed, parts, settings).await;

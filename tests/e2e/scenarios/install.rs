@@ -31,7 +31,7 @@ use crate::node::runtime::{NODE, Runtime};
 use crate::node::toolkit::Toolkit;
 use crate::scenarios::doctor::rights_to_forward;
 use crate::schedulers::{Scheduler, SchedulerPlan};
-use crate::testbed::{figure, turn};
+use crate::testbed::{alone, figure};
 
 const NAME: &str = "install";
 
@@ -88,7 +88,7 @@ fn a_new_cluster_gets_to_a_running_fraction_and_keeps_it() {
         }
     };
     let Some(network) = Network::here() else {
-        let _turn = turn();
+        let _whole = alone();
         build_images(&equipment); // packages come from outside of the namespace
         let test = "scenarios::install::a_new_cluster_gets_to_a_running_fraction_and_keeps_it";
         return play_inside(test, WALK_LIMIT);

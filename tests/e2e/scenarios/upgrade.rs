@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -29,6 +30,8 @@ pub(super) fn previous() -> Result<PathBuf, String> {
     if let Some(given) = clock::path_variable("GPUPACK_E2E_PREVIOUS_BINARY") {
         return Ok(given.into());
     }
+    static ONE_BUILD: Mutex<()> = Mutex::new(());
+    let _one = ONE_BUILD.lock().unwrap_or_else(PoisonError::into_inner);
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let program = Path::new(env!("CARGO_BIN_EXE_gpupack")).with_file_name("gpupack_previous");
     let target = program.parent().and_then(Path::parent).ok_or("no target folder")?;

@@ -21,7 +21,6 @@ pub fn with_causes(error: &dyn Error) -> String {
 /// the position, are kept of a long one.
 pub fn shown_long(error: &dyn std::fmt::Display) -> String {
     let text = error.to_string();
-    let escaped = |part: &str| part.chars().flat_map(char::escape_debug).collect::<String>();
     let begins = text.char_indices().nth(150).map(|(at, _)| at);
     let ends = text.char_indices().nth_back(99).map(|(at, _)| at);
     match (begins, ends) {
@@ -30,6 +29,10 @@ pub fn shown_long(error: &dyn std::fmt::Display) -> String {
         }
         _ => escaped(&text),
     }
+}
+
+fn escaped(part: &str) -> String {
+    part.chars().flat_map(char::escape_debug).collect()
 }
 
 #[cfg(test)]

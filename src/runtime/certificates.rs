@@ -16,7 +16,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{
     ClientConfig, ConfigBuilder, DigitallySignedStruct, DistinguishedName, RootCertStore,
-    ServerConfig, SignatureScheme,
+    ServerConfig, SignatureScheme, WantsVerifier,
 };
 use tokio::sync::watch;
 
@@ -59,6 +59,12 @@ pub enum CertificateError {
         /// What is wrong.
         fault: String,
     },
+}
+
+impl CertificateError {
+    fn of_ca(path: &Path, fault: String) -> Self {
+        Self::Ca { path: path.to_owned(), fault }
+    }
 }
 
 /// The files, and how often they are checked for changes.
@@ -136,17 +142,17 @@ impl Tls {
     }
 }
 
+fn read_file(path: &Path) -> Result<Vec<u8>, CertificateError> {
+    std::fs::read(path).map_err(|fault| CertificateError::File { path: path.to_owned(), fault })
+}
+
 impl CertificateFiles {
     fn read(&self) -> Result<Contents, CertificateError> {
-        let read = |path: &PathBuf| {
-            std::fs::read(path)
-                .map_err(|fault| CertificateError::File { path: path.clone(), fault })
-        };
         let own = match &self.own {
-            Some((certificate, key)) => Some((read(certificate)?, read(key)?)),
+            Some((certificate, key)) => Some((read_file(certificate)?, read_file(key)?)),
             None => None,
         };
-        Ok(Contents { own, ca: self.ca.as_ref().map(read).transpose()? })
+        Ok(Contents { own, ca: self.ca.as_deref().map(read_file).transpose()? })
     }
 
     fn chain(&self, contents: &Contents) -> Result<Option<Chain>, CertificateError> {
@@ -165,13 +171,15 @@ impl CertificateFiles {
     /// The certificates of the CA, and what checks those of clients with them.
     fn trusted(&self, contents: &Contents) -> Result<Option<Trusted>, CertificateError> {
         let Some((path, ca)) = self.ca.as_ref().zip(contents.ca.as_ref()) else { return Ok(None) };
-        let fault = |fault| CertificateError::Ca { path: path.clone(), fault };
         let mut roots = RootCertStore::empty();
         for certificate in certificates(path, ca)? {
-            roots.add(certificate).map_err(|error| fault(error.to_string()))?;
+            roots
+                .add(certificate)
+                .map_err(|error| CertificateError::of_ca(path, error.to_string()))?;
         }
         let roots = Arc::new(roots);
-        let clients = ClientCheck::of_roots(&roots).map_err(fault)?;
+        let clients = ClientCheck::of_roots(&roots);
+        let clients = clients.map_err(|fault| CertificateError::of_ca(path, fault))?;
         Ok(Some((roots, clients)))
     }
 
@@ -179,20 +187,13 @@ impl CertificateFiles {
         let (chain, trusted) = (self.chain(contents)?, self.trusted(contents)?);
         let mut tls = Tls::default();
         if let Some(chain) = &chain {
-            let server = || {
-                ServerConfig::builder_with_provider(Arc::new(provider()))
-                    .with_safe_default_protocol_versions()
-            };
-            let with = |builder: ConfigBuilder<ServerConfig, WantsServerCert>| {
-                let (chain, key) = (chain.0.clone(), chain.1.clone_key());
-                builder.with_single_cert(chain, key).map(Arc::new)
-            };
-            tls.server = Some(with(server()?.with_no_client_auth())?);
+            tls.server = Some(with_chain(server_builder()?.with_no_client_auth(), chain)?);
             let asking = Arc::new(AnyClient(provider().signature_verification_algorithms));
-            tls.asking = Some(with(server()?.with_client_cert_verifier(asking))?);
+            let builder = server_builder()?.with_client_cert_verifier(asking);
+            tls.asking = Some(with_chain(builder, chain)?);
             if let Some((_, ClientCheck(clients))) = &trusted {
-                let builder = server()?.with_client_cert_verifier(Arc::clone(clients));
-                tls.mutual = Some(with(builder)?);
+                let builder = server_builder()?.with_client_cert_verifier(Arc::clone(clients));
+                tls.mutual = Some(with_chain(builder, chain)?);
             }
         }
         if let Some((roots, clients)) = trusted {
@@ -209,18 +210,28 @@ impl CertificateFiles {
     }
 }
 
+fn server_builder() -> Result<ConfigBuilder<ServerConfig, WantsVerifier>, rustls::Error> {
+    ServerConfig::builder_with_provider(Arc::new(provider())).with_safe_default_protocol_versions()
+}
+
+fn with_chain(
+    builder: ConfigBuilder<ServerConfig, WantsServerCert>,
+    (chain, key): &Chain,
+) -> Result<Arc<ServerConfig>, rustls::Error> {
+    builder.with_single_cert(chain.clone(), key.clone_key()).map(Arc::new)
+}
+
 fn certificates(
     path: &Path,
     text: &[u8],
 ) -> Result<Vec<CertificateDer<'static>>, CertificateError> {
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
-    let missing = || Err(rustls::pki_types::pem::Error::NoItemsFound);
-    let chain = chain.and_then(|chain| if chain.is_empty() { missing() } else { Ok(chain) });
-    chain.map_err(|fault| CertificateError::Pem {
-        path: path.to_owned(),
-        kind: "certificate",
-        fault,
-    })
+    let fault = match chain {
+        Ok(chain) if !chain.is_empty() => return Ok(chain),
+        Ok(_) => rustls::pki_types::pem::Error::NoItemsFound,
+        Err(fault) => fault,
+    };
+    Err(CertificateError::Pem { path: path.to_owned(), kind: "certificate", fault })
 }
 
 /// What checks the certificates of clients of one CA.

@@ -36,24 +36,27 @@ pub fn plain_address(text: &str) -> Result<String, String> {
 /// # Errors
 /// What is wrong with it. It never names a password in the address.
 pub fn address_with(scheme: &str, text: &str) -> Result<String, String> {
-    let fault = |cause: &str| format!("`{}` is no address: {cause}", without_user(text));
-    let address: Uri = text.parse().map_err(|cause| fault(&format!("{cause}")))?;
-    match address.scheme_str() {
-        _ if text.contains('@') => Err(fault("a user or a password is not supported")),
+    let address = checked_address(scheme, text);
+    address.map_err(|cause| format!("`{}` is no address: {cause}", without_user(text)))
+}
+
+fn checked_address(scheme: &str, text: &str) -> Result<String, String> {
+    let address: Uri = text.parse().map_err(|cause| format!("{cause}"))?;
+    let cause = match address.scheme_str() {
+        _ if text.contains('@') => "a user or a password is not supported",
         Some("https") if scheme == "http" => {
-            Err(fault("TLS is not supported yet, or needs the certificate of a CA"))
+            "TLS is not supported yet, or needs the certificate of a CA"
         }
         Some("http") if scheme == "https" => {
-            Err(fault("it is plain text, and a CA is given: write https://HOST:PORT for TLS"))
+            "it is plain text, and a CA is given: write https://HOST:PORT for TLS"
         }
-        Some("http" | "https") if text.contains(['?', '#']) => {
-            Err(fault("it has a query or a fragment"))
-        }
+        Some("http" | "https") if text.contains(['?', '#']) => "it has a query or a fragment",
         Some("http" | "https") if address.host().is_some_and(|host| !host.is_empty()) => {
-            Ok(text.trim_end_matches('/').to_owned())
+            return Ok(text.trim_end_matches('/').to_owned());
         }
-        _ => Err(fault(&format!("write {scheme}://HOST:PORT"))),
-    }
+        _ => return Err(format!("write {scheme}://HOST:PORT")),
+    };
+    Err(cause.to_owned())
 }
 
 /// A text without what stands before the last `@` of an address in it: it may be a password.
@@ -108,8 +111,7 @@ impl Connections {
             Self::Plain(client) => client.request(request).await,
             Self::Tls(connections) => {
                 let client = connections.lock().client();
-                let none = || "there is no certificate of a CA".to_owned();
-                client.ok_or_else(none)?.request(request).await
+                client.ok_or("there is no certificate of a CA")?.request(request).await
             }
         };
         answer.map_err(|error| with_causes(&error))
@@ -167,8 +169,9 @@ impl HttpClient {
             })?;
             Ok((status, body.to_bytes()))
         };
-        let late = |_| Err(format!("no answer within {} s", self.within.as_secs()));
-        tokio::time::timeout(self.within, exchange).await.unwrap_or_else(late)
+        tokio::time::timeout(self.within, exchange)
+            .await
+            .unwrap_or_else(|_| Err(format!("no answer within {} s", self.within.as_secs())))
     }
 }
 

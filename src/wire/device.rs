@@ -177,11 +177,10 @@ impl ModelFilter {
     /// product names and MIG profiles consist of, with a letter or digit first, and one or `)` last.
     /// Any other character would mean nothing, so `!H100` would accept the H100.
     pub fn is_name(text: &str) -> bool {
-        let is_word = |byte: &u8| byte.is_ascii_alphanumeric();
         let bytes = text.as_bytes();
-        bytes.first().is_some_and(is_word)
-            && bytes.last().is_some_and(|last| is_word(last) || *last == b')')
-            && bytes.iter().all(|byte| is_word(byte) || b" -./()+_".contains(byte))
+        bytes.first().is_some_and(u8::is_ascii_alphanumeric)
+            && bytes.last().is_some_and(|last| last.is_ascii_alphanumeric() || *last == b')')
+            && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || b" -./()+_".contains(byte))
     }
 
     /// Whether this accepts every model.

@@ -175,7 +175,8 @@ impl DeviceClasses {
     /// One value per position; a position without a class counts as a class that takes nothing.
     pub fn map<T>(&self, value: impl FnMut(&DeviceClass) -> T) -> PerClass<T> {
         let none = no_class();
-        let classes = self.classes.iter().map(|class| class.as_ref().map_or(&none, |(it, _)| it));
+        let known = self.classes.iter().map(|known| known.as_ref());
+        let classes = known.map(|known| known.map_or(&none, |(class, _)| class));
         PerClass(classes.map(value).collect())
     }
 

@@ -63,14 +63,14 @@ impl NodeInventory {
                 return Err(InventoryError::Twice { id: device.id.clone() });
             }
         }
-        let profiles = details.values().flat_map(|it| &it.mig_profiles);
-        let count = profiles.map(|it| it.starts.len()).sum();
+        let profiles = details.values().flat_map(|details| &details.mig_profiles);
+        let count = profiles.map(|profile| profile.starts.len()).sum();
         if count > MAX_MIG_PLACES {
             return Err(InventoryError::TooManyPlaces { count });
         }
         let mig = Arc::new(MigInventory::of(&devices, details));
-        let class = |device| mig.class_of(device, PoolRule::default());
-        let count = devices.iter().map(class).collect::<BTreeSet<_>>().len();
+        let classes = devices.iter().map(|device| mig.class_of(device, PoolRule::default()));
+        let count = classes.collect::<BTreeSet<_>>().len();
         if count > MAX_CLASSES_PER_NODE {
             return Err(InventoryError::TooManyClasses { count });
         }
@@ -113,9 +113,11 @@ impl NodeInventory {
             let (slot, _) = self.mig.instance(&device.id)?;
             let mut listed = self.mig.profiles_of(parent).iter();
             let is_overruled =
-                listed.any(|it| it.is_at(profile, slot)) && !geometry.has(profile, slot);
-            let spot = || Spot { gpu: gpu.id.clone(), profile: profile.clone(), start: slot.start };
-            is_overruled.then(|| (&device.id, spot()))
+                listed.any(|known| known.is_at(profile, slot)) && !geometry.has(profile, slot);
+            is_overruled.then(|| {
+                let (gpu, profile) = (gpu.id.clone(), profile.clone());
+                (&device.id, Spot { gpu, profile, start: slot.start })
+            })
         })
     }
 

@@ -124,13 +124,12 @@ impl Layouts {
         let (axis, profiles) = (units_of(self.geometry.axis), self.geometry.profiles.len());
         for layout in 0..self.keys.len() {
             for (at, profile) in self.geometry.profiles.iter().enumerate() {
-                let free = |start: &&u32| self.masks[layout] & profile.units(**start) == 0;
-                for start in profile.starts.iter().filter(free) {
-                    let with = self.keys[layout] | run_key(profile.size, *start);
+                for start in profile.free_starts(self.masks[layout]) {
+                    let with = self.keys[layout] | run_key(profile.size, start);
                     let with = self.number(with);
-                    let position = (layout * profiles + at) * axis + units_of(*start);
+                    let position = (layout * profiles + at) * axis + units_of(start);
                     self.put[position] = with;
-                    self.take[usize::from(with) * axis + units_of(*start)] =
+                    self.take[usize::from(with) * axis + units_of(start)] =
                         u16::try_from(layout).expect("layouts are few");
                     self.fits[layout * profiles + at] += 1;
                 }
@@ -166,20 +165,25 @@ impl Layouts {
 
     /// The profile of this name, without `+me`.
     pub fn profile(&self, name: &str) -> Option<ProfileIndex> {
-        self.profiles().find(|index| self.geometry.profiles[index.position()].name == name)
+        self.profiles().find(|index| self.entry(*index).name == name)
+    }
+
+    fn entry(&self, profile: ProfileIndex) -> &Profile {
+        &self.geometry.profiles[profile.position()]
     }
 
     /// The smallest profile that is accepted: least memory first, then least compute.
     pub fn smallest(&self, is_accepted: impl Fn(&Profile) -> bool) -> Option<ProfileIndex> {
-        let known = |index: ProfileIndex| &self.geometry.profiles[index.position()];
-        let accepted = self.profiles().filter(|index| is_accepted(known(*index)));
-        accepted
-            .min_by_key(|index| (known(*index).memory_mib, known(*index).multiprocessors, *index))
+        let accepted = self.profiles().filter(|index| is_accepted(self.entry(*index)));
+        accepted.min_by_key(|index| {
+            let Profile { memory_mib, multiprocessors, .. } = self.entry(*index);
+            (*memory_mib, *multiprocessors, *index)
+        })
     }
 
     /// The units of an instance of a profile.
     pub fn units(&self, profile: ProfileIndex) -> u32 {
-        self.geometry.profiles[profile.position()].size
+        self.entry(profile).size
     }
 
     /// The layout after an instance of the profile is made at `start`. `None` if it cannot begin there,
@@ -206,9 +210,8 @@ impl Layouts {
         layout: LayoutId,
         profile: ProfileIndex,
     ) -> impl Iterator<Item = (Start, LayoutId)> + use<'_> {
-        let starts = &self.geometry.profiles[profile.position()].starts;
-        let with = move |start| Some((start, self.put(layout, profile, start)?));
-        starts.iter().filter_map(move |start| with(Start(*start)))
+        let starts = self.entry(profile).starts.iter().map(|start| Start(*start));
+        starts.filter_map(move |start| Some((start, self.put(layout, profile, start)?)))
     }
 
     /// How many more instances of the profile fit. Its starts never overlap, so these are the free ones.
@@ -258,23 +261,27 @@ fn check_size(geometry: &Geometry) -> Result<(), LayoutError> {
         return Err(LayoutError::Size { units, profiles });
     }
     for profile in &geometry.profiles {
-        let mut taken = 0_u32;
-        let is_apart = |start: &u32| {
-            let is_on_it = start.checked_add(profile.size).is_some_and(|end| end <= units);
-            // the length of a run has four bits
-            if !(1..1 << KEY_BITS).contains(&profile.size) || !is_on_it {
-                return false;
-            }
-            let own = profile.units(*start);
-            let is_free = taken & own == 0;
-            taken |= own;
-            is_free
-        };
-        if !profile.starts.iter().all(is_apart) {
+        if !has_separate_starts(profile, units) {
             return Err(LayoutError::Starts { profile: profile.name.clone() });
         }
     }
     Ok(())
+}
+
+/// Whether the starts of a profile lie beside each other on a GPU with so many units.
+fn has_separate_starts(profile: &Profile, units: u32) -> bool {
+    let mut taken = 0_u32;
+    profile.starts.iter().all(|start| {
+        let is_on_it = start.checked_add(profile.size).is_some_and(|end| end <= units);
+        // the length of a run has four bits
+        if !(1..1 << KEY_BITS).contains(&profile.size) || !is_on_it {
+            return false;
+        }
+        let own = profile.units(*start);
+        let is_free = taken & own == 0;
+        taken |= own;
+        is_free
+    })
 }
 
 /// All sets of runs that instances can cover, in rising order. A set is greater than its parts.
@@ -284,9 +291,8 @@ fn keys_of(geometry: &Geometry, most: usize) -> Result<Vec<Key>, LayoutError> {
     while let Some(key) = new.pop() {
         let taken = mask_of(key);
         for profile in &geometry.profiles {
-            let free = |start: &&u32| taken & profile.units(**start) == 0;
-            for start in profile.starts.iter().filter(free) {
-                let with = key | run_key(profile.size, *start);
+            for start in profile.free_starts(taken) {
+                let with = key | run_key(profile.size, start);
                 if known.insert(with) {
                     new.push(with);
                 }

@@ -66,21 +66,20 @@ impl Geometry {
     /// The first [`ListFault`].
     pub fn listed(total: MemMib, list: &[MakeableProfile]) -> Result<Self, ListFault> {
         let mut plain: Vec<&MakeableProfile> = Vec::new();
-        let names: BTreeSet<&str> = list.iter().map(|it| it.profile.plain()).collect();
+        let names: BTreeSet<&str> = list.iter().map(|entry| entry.profile.plain()).collect();
         for name in names {
-            let of_it = || list.iter().filter(|it| it.profile.plain() == name);
-            let first = of_it().find(|it| it.profile.as_str() == name).or_else(|| of_it().next());
-            let Some(first) = first else { continue };
-            if of_it().any(|it| it.size != first.size) {
+            let mut variants = list.iter().filter(|entry| entry.profile.plain() == name);
+            let usual = variants.clone().find(|entry| entry.profile.as_str() == name);
+            let Some(first) = usual.or_else(|| variants.clone().next()) else { continue };
+            if variants.any(|entry| entry.size != first.size) {
                 return Err(ListFault::Variant { profile: name.to_owned() });
             }
             plain.push(first);
         }
         let profiles: Result<Vec<Profile>, ListFault> =
-            plain.into_iter().map(|it| profile(it, list)).collect();
+            plain.into_iter().map(|entry| profile(entry, list)).collect();
         let mut profiles = profiles?;
         profiles.sort_by(|a, b| order(a).cmp(&order(b)));
-        let end = |it: &Profile| it.starts.iter().max().map_or(0, |at| at.saturating_add(it.size));
         let axis = profiles.iter().map(end).max().unwrap_or(0);
         let geometry = Self { names: &[], total_mib: total.mib(), axis, profiles };
         check(&geometry)?;
@@ -94,6 +93,11 @@ impl Geometry {
     }
 }
 
+/// The first unit that no instance of the profile covers.
+fn end(profile: &Profile) -> u32 {
+    profile.starts.iter().max().map_or(0, |start| start.saturating_add(profile.size))
+}
+
 /// Small ones first.
 fn order(profile: &Profile) -> (u32, u64, u32, u64, &str) {
     let Profile { name, multiprocessors, memory_mib, size, .. } = profile;
@@ -101,38 +105,38 @@ fn order(profile: &Profile) -> (u32, u64, u32, u64, &str) {
 }
 
 /// One profile of the list, with what follows its name in others.
-fn profile(it: &MakeableProfile, list: &[MakeableProfile]) -> Result<Profile, ListFault> {
-    let name = it.profile.plain().to_owned();
+fn profile(entry: &MakeableProfile, list: &[MakeableProfile]) -> Result<Profile, ListFault> {
+    let name = entry.profile.plain().to_owned();
     if !MigProfile::new(name.as_str()).has_usual_name() {
         return Err(ListFault::Name { profile: name });
     }
-    let Some(multiprocessors) = it.sm_count else {
+    let Some(multiprocessors) = entry.sm_count else {
         return Err(ListFault::Multiprocessors { profile: name });
     };
-    let variants = list.iter().filter_map(|it| it.profile.as_str().strip_prefix(&name));
-    let variants = variants.filter(|it| !it.is_empty()).map(str::to_owned).collect();
-    let (memory_mib, starts) = (it.memory.mib(), it.starts.clone());
-    Ok(Profile { name, multiprocessors, memory_mib, starts, size: it.size, variants })
+    let variants = list.iter().filter_map(|other| other.profile.as_str().strip_prefix(&name));
+    let variants = variants.filter(|variant| !variant.is_empty()).map(str::to_owned).collect();
+    let (memory_mib, starts) = (entry.memory.mib(), entry.starts.clone());
+    Ok(Profile { name, multiprocessors, memory_mib, starts, size: entry.size, variants })
 }
 
 /// Whether the last profile is the whole GPU, and the others are parts of it.
 fn check(geometry: &Geometry) -> Result<(), ListFault> {
     let whole = geometry.profiles.last().ok_or(ListFault::Whole)?;
     let is_whole = whole.starts == [0] && whole.size == geometry.axis;
-    let is_part = |it: &Profile| {
-        it.slices() <= whole.slices().min(MOST_SLICES)
-            && it.multiprocessors <= whole.multiprocessors
-    };
-    if !is_whole || !geometry.profiles.iter().all(is_part) {
+    let are_parts = geometry.profiles.iter().all(|part| {
+        part.slices() <= whole.slices().min(MOST_SLICES)
+            && part.multiprocessors <= whole.multiprocessors
+    });
+    if !is_whole || !are_parts {
         return Err(ListFault::Whole);
     }
-    for it in &geometry.profiles {
-        let count = u64::try_from(it.starts.len()).unwrap_or(u64::MAX);
-        let mut larger = geometry.profiles.iter().filter(|other| other.size > it.size);
-        let is_too_much = it.memory_mib.saturating_mul(count) > geometry.total_mib
-            || larger.any(|other| other.memory_mib < it.memory_mib);
+    for profile in &geometry.profiles {
+        let count = u64::try_from(profile.starts.len()).unwrap_or(u64::MAX);
+        let mut larger = geometry.profiles.iter().filter(|other| other.size > profile.size);
+        let is_too_much = profile.memory_mib.saturating_mul(count) > geometry.total_mib
+            || larger.any(|other| other.memory_mib < profile.memory_mib);
         if is_too_much {
-            return Err(ListFault::Memory { profile: it.name.clone() });
+            return Err(ListFault::Memory { profile: profile.name.clone() });
         }
     }
     Ok(())

@@ -75,14 +75,14 @@ fn profile(
 }
 
 fn with(variants: &[&str], profile: Profile) -> Profile {
-    Profile { variants: variants.iter().map(|it| (*it).to_owned()).collect(), ..profile }
+    Profile { variants: variants.iter().map(|name| (*name).to_owned()).collect(), ..profile }
 }
 
 /// Name and memory of six profiles on eight units: one unit, the same with twice the memory, two,
 /// three, four, whole.
-type Row = (&'static str, u64);
+type NamedMemory = (&'static str, u64);
 
-fn eight(rows: [Row; 6], multiprocessors: [u32; 6]) -> Vec<Profile> {
+fn eight(rows: [NamedMemory; 6], multiprocessors: [u32; 6]) -> Vec<Profile> {
     let [one, wide, two, three, four, all] = rows;
     let of = multiprocessors;
     vec![
@@ -99,7 +99,7 @@ const AMPERE: [u32; 6] = [14, 14, 28, 42, 56, 98];
 /// The SXM boards.
 const HOPPER: [u32; 6] = [16, 26, 32, 60, 64, 132];
 
-const A100_40: [Row; 6] = [
+const A100_40: [NamedMemory; 6] = [
     ("1g.5gb", 4_864),
     ("1g.10gb", 9_856),
     ("2g.10gb", 9_856),
@@ -107,7 +107,7 @@ const A100_40: [Row; 6] = [
     ("4g.20gb", 19_968),
     ("7g.40gb", 40_192),
 ];
-const A100_80: [Row; 6] = [
+const A100_80: [NamedMemory; 6] = [
     ("1g.10gb", 9_728),
     ("1g.20gb", 19_968),
     ("2g.20gb", 19_968),
@@ -115,7 +115,7 @@ const A100_80: [Row; 6] = [
     ("4g.40gb", 40_192),
     ("7g.80gb", 80_896),
 ];
-const H100_80: [Row; 6] = [
+const H100_80: [NamedMemory; 6] = [
     ("1g.10gb", 9_984),
     ("1g.20gb", 20_096),
     ("2g.20gb", 20_096),
@@ -123,7 +123,7 @@ const H100_80: [Row; 6] = [
     ("4g.40gb", 40_448),
     ("7g.80gb", 81_152),
 ];
-const H100_94: [Row; 6] = [
+const H100_94: [NamedMemory; 6] = [
     ("1g.12gb", 11_008),
     ("1g.24gb", 22_144),
     ("2g.24gb", 22_144),
@@ -131,7 +131,7 @@ const H100_94: [Row; 6] = [
     ("4g.47gb", 47_488),
     ("7g.94gb", 95_360),
 ];
-const H100_96: [Row; 6] = [
+const H100_96: [NamedMemory; 6] = [
     ("1g.12gb", 11_264),
     ("1g.24gb", 23_552),
     ("2g.24gb", 23_552),
@@ -139,7 +139,7 @@ const H100_96: [Row; 6] = [
     ("4g.48gb", 47_616),
     ("7g.96gb", 95_232),
 ];
-const H200: [Row; 6] = [
+const H200: [NamedMemory; 6] = [
     ("1g.18gb", 16_384),
     ("1g.35gb", 33_024),
     ("2g.35gb", 33_024),
@@ -193,13 +193,16 @@ impl Geometry {
     /// The geometry of a GPU, by its product name and then by the nearest memory. `None` if the
     /// model is not listed, or if no listed board of its name has this memory.
     pub fn of(model: &ModelName, total: MemMib) -> Option<&'static Arc<Self>> {
-        let is_named =
-            |known: &&Arc<Self>| ModelFilter::new(known.names.iter().copied()).matches(model);
-        let apart = |known: &&Arc<Self>| known.total_mib.abs_diff(total.mib());
-        let is_near = |known: &&Arc<Self>| {
-            apart(known).saturating_mul(100) <= known.total_mib * SAME_MEMORY_PERCENT
-        };
-        GEOMETRIES.iter().filter(is_named).filter(is_near).min_by_key(apart)
+        let named = GEOMETRIES.iter().filter(|known| known.is_named(model));
+        let apart = named.map(|known| (known.total_mib.abs_diff(total.mib()), known));
+        let near = apart.filter(|(apart, known)| {
+            apart.saturating_mul(100) <= known.total_mib * SAME_MEMORY_PERCENT
+        });
+        near.min_by_key(|(apart, _)| *apart).map(|(_, known)| known)
+    }
+
+    fn is_named(&self, model: &ModelName) -> bool {
+        ModelFilter::new(self.names.iter().copied()).matches(model)
     }
 
     /// The geometry of the GPU of an instance with this much usable memory. `None` if the model is not
@@ -209,26 +212,22 @@ impl Geometry {
         profile: &MigProfile,
         usable: MemMib,
     ) -> Option<&'static Arc<Self>> {
-        let is_named =
-            |known: &&Arc<Self>| ModelFilter::new(known.names.iter().copied()).matches(model);
-        let named = GEOMETRIES.iter().filter(is_named);
-        let has_it = named.filter_map(|known| Some((known, known.profile(profile)?)));
-        let apart = |of: &Profile| of.memory_mib.abs_diff(usable.mib());
-        let (geometry, of) = has_it.min_by_key(|(_, of)| apart(of))?;
-        (apart(of) * 100 <= of.memory_mib * SAME_MEMORY_PERCENT).then_some(geometry)
+        let named = GEOMETRIES.iter().filter(|known| known.is_named(model));
+        let known = named.filter_map(|known| Some((known, known.profile(profile)?.memory_mib)));
+        let apart = known.map(|(known, mib)| (mib.abs_diff(usable.mib()), known, mib));
+        let (apart, known, mib) = apart.min_by_key(|(apart, ..)| *apart)?;
+        (apart * 100 <= mib * SAME_MEMORY_PERCENT).then_some(known)
     }
 
     /// Whether a GPU of a model that is accepted may have this geometry.
     pub fn may_be(&self, models: &ModelFilter) -> bool {
         let own = ModelFilter::new(self.names.iter().copied());
-        let is_own = |name: &str| own.matches(&ModelName::new(name));
-        let is_accepted = |name: &&str| models.matches(&ModelName::new(*name));
-        self.names.iter().any(is_accepted) || models.names().any(is_own)
+        self.names.iter().any(|name| models.matches(&ModelName::new(*name)))
+            || models.names().any(|name| own.matches(&ModelName::new(name)))
     }
 
     /// Which part of the GPU an instance of the profile is.
     pub fn part_of(&self, profile: &Profile) -> GpuPart {
-        let ratio = |part, all| Share::ratio(MemMib::new(part), MemMib::new(all));
         let slices = ratio(profile.slices(), self.slices()).unwrap_or(Share::WHOLE);
         let slices = slices.min(Share::WHOLE);
         let units = ratio(profile.size.into(), self.axis.into()).unwrap_or(Share::WHOLE);
@@ -243,15 +242,7 @@ impl Geometry {
     /// The profile of this name, of whatever variant.
     pub fn profile(&self, name: &MigProfile) -> Option<&Profile> {
         let (plain, variant) = name.parts();
-        // Resource names have `.` for `+`.
-        let is_written = |known: &str| {
-            known == variant
-                || known.strip_prefix('+').is_some_and(|it| variant.strip_prefix('.') == Some(it))
-        };
-        let is_one = |known: &Profile| {
-            variant.is_empty() || known.variants.iter().any(|known| is_written(known))
-        };
-        self.profiles.iter().find(|known| known.name == plain && is_one(known))
+        self.profiles.iter().find(|known| known.name == plain && known.has_variant(variant))
     }
 
     /// How many slices of compute it has: those of the whole GPU, such as 7 of `7g.80gb`.
@@ -263,13 +254,13 @@ impl Geometry {
     pub fn compute_of(&self, name: &MigProfile) -> Option<Share> {
         let all = self.profiles.last()?.multiprocessors;
         let own = self.profile(name)?.multiprocessors;
-        Share::ratio(MemMib::new(own.into()), MemMib::new(all.into()))
+        ratio(own.into(), all.into())
     }
 
     /// Whether the table has an instance of the profile at these units.
     pub(crate) fn has(&self, profile: &MigProfile, slot: Slot) -> bool {
-        let known = self.profile(profile);
-        known.is_some_and(|it| it.size == slot.size && it.starts.contains(&slot.start))
+        self.profile(profile)
+            .is_some_and(|known| known.size == slot.size && known.starts.contains(&slot.start))
     }
 
     /// Whether instances of these profiles fit together beside the units that are `taken`; one with a start
@@ -283,7 +274,22 @@ impl Geometry {
     }
 }
 
+/// A part of a whole that is not memory.
+fn ratio(part: u64, whole: u64) -> Option<Share> {
+    Share::ratio(MemMib::new(part), MemMib::new(whole))
+}
+
 impl Profile {
+    /// Whether it has this variant; all have none.
+    fn has_variant(&self, variant: &str) -> bool {
+        // Resource names have `.` for `+`.
+        let after_dot = variant.strip_prefix('.');
+        variant.is_empty()
+            || self.variants.iter().any(|known| {
+                known == variant || after_dot.is_some() && known.strip_prefix('+') == after_dot
+            })
+    }
+
     /// How many slices of compute it has, such as 2 of `2g.20gb`.
     pub(crate) fn slices(&self) -> u64 {
         let (slices, _) = self.name.split_once('g').unzip();
@@ -294,16 +300,20 @@ impl Profile {
     pub fn units(&self, start: u32) -> u32 {
         Slot { start, size: self.size }.units()
     }
+
+    /// Where an instance can begin beside the units that are `taken`.
+    pub(crate) fn free_starts(&self, taken: u32) -> impl Iterator<Item = u32> {
+        self.starts.iter().copied().filter(move |start| self.units(*start) & taken == 0)
+    }
 }
 
 /// Whether all instances fit beside the units that are taken. With eight units there is little to
 /// try.
 fn has_room(instances: &[(&Profile, Option<u32>)], taken: u32) -> bool {
     let Some(((profile, start), rest)) = instances.split_first() else { return true };
-    let is_meant = |at: &&u32| start.is_none_or(|start| start == **at);
-    profile.starts.iter().filter(is_meant).any(|at| {
-        let own = profile.units(*at);
-        taken & own == 0 && has_room(rest, taken | own)
+    let mut free = profile.free_starts(taken);
+    free.any(|at| {
+        start.is_none_or(|start| start == at) && has_room(rest, taken | profile.units(at))
     })
 }
 
@@ -402,7 +412,7 @@ fn faults_on(
     devices: &[Device],
     details: &BTreeMap<DeviceId, DeviceDetails>,
 ) -> BTreeMap<DeviceId, MigFault> {
-    let listed = details.get(&parent.id).map_or(&[][..], |it| &it.mig_profiles);
+    let listed = details.get(&parent.id).map_or(&[][..], |details| &details.mig_profiles);
     let mut faults = BTreeMap::new();
     let mut sound: Vec<Sound<'_>> = Vec::new();
     for device in devices {
@@ -410,9 +420,9 @@ fn faults_on(
         if *of != parent.id {
             continue;
         }
-        let slot = details.get(&device.id).and_then(|it| it.slot);
+        let slot = details.get(&device.id).and_then(|details| details.slot);
         let start = slot.map(|slot| slot.start);
-        let at = slot.filter(|slot| listed.iter().any(|it| it.is_at(profile, *slot)));
+        let at = slot.filter(|slot| listed.iter().any(|known| known.is_at(profile, *slot)));
         let (known, units) = match (at, geometry.profile(profile), start) {
             (Some(slot), ..) => (None, slot.units()),
             (None, None, _) => {
@@ -433,30 +443,31 @@ fn faults_on(
         sound.push(Sound { id: &device.id, known, start, units, has_media });
     }
     for own in &sound {
-        let other = sound.iter().find(|it| it.id != own.id && it.units & own.units != 0);
+        let other = sound.iter().find(|other| other.id != own.id && other.units & own.units != 0);
         if let Some(other) = other {
             faults.insert(own.id.clone(), MigFault::Overlap { other: other.id.clone() });
         }
     }
-    if sound.iter().filter(|it| it.has_media).count() > 1 {
+    let with_media = sound.iter().filter(|instance| instance.has_media);
+    if with_media.clone().count() > 1 {
         let media = MigFault::Media { parent: parent.id.clone() };
-        let with_media = sound.iter().filter(|it| it.has_media);
-        faults.extend(with_media.map(|it| (it.id.clone(), media.clone())));
+        faults.extend(with_media.map(|instance| (instance.id.clone(), media.clone())));
     }
-    sound.retain(|it| !faults.contains_key(it.id));
+    sound.retain(|instance| !faults.contains_key(instance.id));
     if !fit_together(geometry, &sound) {
         let instances = sound.len();
         let crowded = MigFault::Crowded { parent: parent.id.clone(), instances };
-        faults.extend(sound.iter().map(|it| (it.id.clone(), crowded.clone())));
+        faults.extend(sound.iter().map(|instance| (instance.id.clone(), crowded.clone())));
     }
     faults
 }
 
 /// Whether these instances, which do not overlap as far as known, can lie beside each other.
 fn fit_together(geometry: &Geometry, sound: &[Sound<'_>]) -> bool {
-    let listed = sound.iter().filter(|it| it.known.is_none());
-    let taken = listed.fold(0, |taken, it| taken | it.units);
-    let mut places: Vec<_> = sound.iter().filter_map(|it| Some((it.known?, it.start))).collect();
+    let listed = sound.iter().filter(|instance| instance.known.is_none());
+    let taken = listed.fold(0, |taken, instance| taken | instance.units);
+    let places = sound.iter().filter_map(|instance| Some((instance.known?, instance.start)));
+    let mut places: Vec<_> = places.collect();
     geometry.is_possible(taken, &mut places)
 }
 

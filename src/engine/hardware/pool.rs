@@ -38,33 +38,37 @@ impl Replicas {
 
     /// The amount of `slots` slots of a device with `capacity`; at most the whole device.
     pub fn amount(self, slots: u32, capacity: MemMib) -> Demand {
-        let slots = slots.min(self.count());
-        let part = |whole: u64| {
-            let part = u128::from(whole) * u128::from(slots) / u128::from(self.count());
-            u64::try_from(part).expect("a part is at most the whole")
-        };
         Demand {
-            memory: MemMib::new(part(capacity.mib())),
-            share: Share::from_millionths(part(Share::WHOLE.millionths())),
+            memory: MemMib::new(self.part(slots, capacity.mib())),
+            share: Share::from_millionths(self.part(slots, Share::WHOLE.millionths())),
         }
+    }
+
+    fn part(self, slots: u32, whole: u64) -> u64 {
+        let slots = slots.min(self.count());
+        let part = u128::from(whole) * u128::from(slots) / u128::from(self.count());
+        u64::try_from(part).expect("a part is at most the whole")
     }
 
     /// The fewest slots that have `demand` in both dimensions, from one to all.
     pub fn slots_for(self, demand: Demand, capacity: MemMib) -> u32 {
-        let part = |amount: u64, whole: u64| {
-            let scaled = u128::from(amount) * u128::from(self.count());
-            scaled.div_ceil(u128::from(whole.max(1)))
-        };
-        let by_memory = part(demand.memory.mib(), capacity.mib());
-        let by_share = part(demand.share.millionths(), Share::WHOLE.millionths());
+        let by_memory = self.slots_of(demand.memory.mib(), capacity.mib());
+        let by_share = self.slots_of(demand.share.millionths(), Share::WHOLE.millionths());
         let slots = by_memory.max(by_share).max(1);
         u32::try_from(slots).unwrap_or(u32::MAX).min(self.count())
     }
 
+    fn slots_of(self, amount: u64, whole: u64) -> u128 {
+        let scaled = u128::from(amount) * u128::from(self.count());
+        scaled.div_ceil(u128::from(whole.max(1)))
+    }
+
     /// How many whole slots `free` room has.
     pub fn slots_in(self, free: Demand, capacity: MemMib) -> u32 {
-        let fits = |slots: &u32| free.checked_sub(self.amount(*slots, capacity)).is_some();
-        (1..=self.count()).take_while(fits).last().unwrap_or(0)
+        (1..=self.count())
+            .take_while(|slots| free.checked_sub(self.amount(*slots, capacity)).is_some())
+            .last()
+            .unwrap_or(0)
     }
 }
 

@@ -126,12 +126,12 @@ fn listed(
     let mut known = Vec::new();
     let mut all = Vec::new();
     for gpu in devices {
-        let list = details.get(&gpu.id).map_or(&[][..], |it| &it.mig_profiles);
+        let list = details.get(&gpu.id).map_or(&[][..], |details| &details.mig_profiles);
         if list.is_empty() || Geometry::of(&gpu.model, gpu.total).is_some() {
             continue;
         }
-        let is_it = |(key, _): &&(_, Result<_, _>)| *key == (gpu.total, list);
-        let geometry = match known.iter().find(is_it) {
+        let earlier = known.iter().find(|(key, _): &&(_, Result<_, _>)| *key == (gpu.total, list));
+        let geometry = match earlier {
             Some((_, geometry)) => Result::clone(geometry),
             None if known.len() == MOST_LISTS => Err(ListFault::Lists),
             None => {
@@ -148,11 +148,13 @@ fn listed(
 impl MigInventory {
     /// What the details of devices say.
     pub fn of(devices: &[Device], details: &BTreeMap<DeviceId, DeviceDetails>) -> Self {
-        let gpus = details.iter().filter(|(_, it)| !it.mig_profiles.is_empty());
-        let instances =
-            details.iter().filter_map(|(id, it)| Some((id.clone(), it.slot?, it.made_here)));
+        let gpus = details.iter().filter(|(_, details)| !details.mig_profiles.is_empty());
+        let profiles = gpus.map(|(id, details)| (id.clone(), details.mig_profiles.clone().into()));
+        let instances = details
+            .iter()
+            .filter_map(|(id, details)| Some((id.clone(), details.slot?, details.made_here)));
         Self {
-            profiles: gpus.map(|(id, it)| (id.clone(), it.mig_profiles.clone().into())).collect(),
+            profiles: profiles.collect(),
             instances: instances.collect(),
             listed: listed(devices, details),
         }
@@ -187,7 +189,7 @@ impl MigInventory {
         let part = match (&device.kind, &class.kind) {
             (DeviceKind::MigInstance { parent, profile }, ClassKind::MigInstance(_)) => {
                 let geometry = self.listed_for(parent);
-                geometry.and_then(|it| Some(it.part_of(it.profile(profile)?)))
+                geometry.and_then(|geometry| Some(geometry.part_of(geometry.profile(profile)?)))
             }
             _ => None,
         };

@@ -40,10 +40,10 @@ impl Topology {
     pub(crate) fn of(devices: &[Device], details: &BTreeMap<DeviceId, DeviceDetails>) -> Self {
         let positions: BTreeMap<&DeviceId, usize> =
             devices.iter().enumerate().map(|(at, device)| (&device.id, at)).collect();
-        let of: Vec<_> = devices.iter().map(|device| details.get(&device.id)).collect();
+        let known: Vec<_> = devices.iter().map(|device| details.get(&device.id)).collect();
         let count = devices.len();
         let mut bonds: Vec<Bond> = vec![0; count * count];
-        for (here, details) in of.iter().enumerate() {
+        for (here, details) in known.iter().enumerate() {
             let Some(details) = details else { continue };
             for (other, links) in &details.neighbors {
                 let Some(there) = positions.get(other).filter(|there| **there != here) else {
@@ -55,10 +55,11 @@ impl Topology {
                 }
             }
         }
-        let numa_node = |at: usize| of[at].and_then(|details| details.numa_node);
+        let numa_nodes: Vec<Option<u32>> =
+            known.iter().map(|details| details.and_then(|details| details.numa_node)).collect();
         for (at, bond) in bonds.iter_mut().enumerate() {
             let (here, there) = (at / count, at % count);
-            let is_beside = numa_node(here).is_some() && numa_node(here) == numa_node(there);
+            let is_beside = numa_nodes[here].is_some() && numa_nodes[here] == numa_nodes[there];
             *bond = bond.saturating_add((here != there && is_beside).into());
         }
         let is_known = bonds.iter().any(|bond| *bond > 0);
@@ -68,8 +69,7 @@ impl Topology {
     /// The same without the device at `position`.
     pub(crate) fn without(&self, position: usize) -> Self {
         let all = self.devices;
-        let stays = |at: &usize| at / all != position && at % all != position;
-        let stay = (0..self.bonds.len()).filter(stays);
+        let stay = (0..self.bonds.len()).filter(|at| at / all != position && at % all != position);
         Self { bonds: stay.map(|at| self.bonds[at]).collect(), devices: all.saturating_sub(1) }
     }
 
@@ -78,6 +78,10 @@ impl Topology {
             return 0; // a MIG instance that is not made yet
         }
         self.bonds.get(a * self.devices + b).copied().unwrap_or(0)
+    }
+
+    fn sum_of_bonds<'a>(&self, at: usize, others: impl Iterator<Item = &'a usize>) -> u64 {
+        others.map(|other| u64::from(self.bond(*other, at))).sum()
     }
 
     /// How near these devices are to each other.
@@ -132,15 +136,16 @@ impl Topology {
     ) -> Vec<usize> {
         let mut set = vec![seed];
         while set.len() < wanted {
-            let outside = || candidates.iter().filter(|at| !set.contains(at));
-            let sum = |at: usize, others: &mut dyn Iterator<Item = &usize>| -> u64 {
-                others.map(|own| u64::from(self.bond(*own, at))).sum()
-            };
-            let nearest = outside().min_by_key(|at| {
-                let own = || chosen.iter().chain(set.iter());
-                let worst = own().map(|own| self.bond(*own, **at)).min();
+            let outside = candidates.iter().filter(|at| !set.contains(at));
+            let nearest = outside.clone().min_by_key(|at| {
+                let own = chosen.iter().chain(set.iter());
+                let worst = own.clone().map(|own| self.bond(*own, **at)).min();
                 // On a tie: one with many near ones, as the next ones will be near it.
-                std::cmp::Reverse((worst, sum(**at, &mut own()), sum(**at, &mut outside())))
+                std::cmp::Reverse((
+                    worst,
+                    self.sum_of_bonds(**at, own),
+                    self.sum_of_bonds(**at, outside.clone()),
+                ))
             });
             let Some(nearest) = nearest else { break };
             set.push(*nearest);

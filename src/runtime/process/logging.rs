@@ -1,6 +1,5 @@
 //! Log lines on stderr, as text or JSON, with a level that can change while the program runs.
 
-use std::fmt::Display;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
@@ -86,9 +85,7 @@ pub fn start(filter: &str, format: LogFormat) -> Result<Arc<SetLogLevel>> {
 /// # Errors
 /// What it must be.
 pub fn check(filter: &str) -> Result<(), &'static str> {
-    let mut directives = filter.split(',').map(str::trim);
-    let is_legal = |word: &str| word.contains(['=', '[']) || word.parse::<LevelFilter>().is_ok();
-    match directives.all(|directive| !directive.is_empty() && is_legal(directive)) {
+    match filter.split(',').map(str::trim).all(is_directive) {
         true => Ok(()),
         false => {
             Err("it must be a level (error, warn, info, debug, trace, off) or a filter such as \
@@ -97,8 +94,14 @@ pub fn check(filter: &str) -> Result<(), &'static str> {
     }
 }
 
+fn is_directive(text: &str) -> bool {
+    !text.is_empty() && (text.contains(['=', '[']) || text.parse::<LevelFilter>().is_ok())
+}
+
 fn read(filter: &str) -> Result<EnvFilter, String> {
-    let fault = |cause: &dyn Display| format!("log level `{filter}` cannot be used: {cause}");
-    check(filter).map_err(|cause| fault(&cause))?;
-    EnvFilter::builder().parse(filter).map_err(|cause| fault(&cause))
+    let parsed = match check(filter) {
+        Ok(()) => EnvFilter::builder().parse(filter).map_err(|cause| cause.to_string()),
+        Err(cause) => Err(cause.to_owned()),
+    };
+    parsed.map_err(|cause| format!("log level `{filter}` cannot be used: {cause}"))
 }

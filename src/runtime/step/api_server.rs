@@ -32,16 +32,16 @@ const TOGETHER: Duration = Duration::from_secs(30);
 
 /// The API server, by its answers. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct ApiServer(Arc<Inner>);
+pub struct ApiServer(Arc<ApiServerShared>);
 
 #[derive(Debug)]
-struct Inner {
+struct ApiServerShared {
     clock: Clock,
-    seen: Mutex<Seen>,
+    seen: Mutex<SeenAnswers>,
 }
 
 #[derive(Debug, Default)]
-struct Seen {
+struct SeenAnswers {
     time: ServerTime,
     refused: Option<Refused>,
 }
@@ -85,7 +85,7 @@ impl Unauthorized {
 impl ApiServer {
     /// Before the first answer. `clock` is that of this process.
     pub fn new(clock: Clock) -> Self {
-        Self(Arc::new(Inner { clock, seen: Mutex::default() }))
+        Self(Arc::new(ApiServerShared { clock, seen: Mutex::default() }))
     }
 
     /// The clock of this process.
@@ -95,18 +95,18 @@ impl ApiServer {
 
     /// Notes an answer that comes now, to a request that was sent then.
     pub fn answered(&self, sent: Timestamp, head: Head) {
-        let Inner { clock, seen } = &*self.0;
+        let ApiServerShared { clock, seen } = &*self.0;
         let now = clock.now();
         let mut seen = seen.lock();
         seen.refused = (head.status == UNAUTHORIZED).then(|| Refused::again(seen.refused, now));
         if let Some(date) = head.date {
-            seen.time.see(date, (sent, now), clock.unix_micros() / 1_000);
+            seen.time.see(date, sent, now, clock.unix_micros() / 1_000);
         }
     }
 
     /// How late it is there, in seconds since 1970; before its first answer, by the wall clock of this machine.
     pub fn unix_seconds(&self) -> u64 {
-        let Inner { clock, seen } = &*self.0;
+        let ApiServerShared { clock, seen } = &*self.0;
         match seen.lock().time.at(clock.now()) {
             Some(seconds) if !mutated(Mutation::OwnClockTrusted) => seconds,
             _ => clock.unix_seconds(),
@@ -130,8 +130,8 @@ struct Refused {
 impl Refused {
     /// One more. After a long time without any answer it is the first one.
     fn again(before: Option<Self>, now: Timestamp) -> Self {
-        let before = before.filter(|it| now.since(it.last) <= TOGETHER);
-        Self { since: before.map_or(now, |it| it.since), last: now }
+        let before = before.filter(|refused| now.since(refused.last) <= TOGETHER);
+        Self { since: before.map_or(now, |refused| refused.since), last: now }
     }
 }
 
@@ -150,8 +150,7 @@ struct ServerTime {
 impl ServerTime {
     /// Takes in a date in seconds since 1970, of an answer to a request that was sent and answered at these times.
     /// The wall clock of this machine shows `wall`, in milliseconds.
-    fn see(&mut self, date: u64, (sent, answered): (Timestamp, Timestamp), wall: i64) {
-        let millis = |at: Timestamp| i64::try_from(at.millis()).unwrap_or(i64::MAX);
+    fn see(&mut self, date: u64, sent: Timestamp, answered: Timestamp, wall: i64) {
         let date = i64::try_from(date).unwrap_or(i64::MAX).saturating_mul(1_000);
         let least = date.saturating_sub(millis(answered));
         let most = date.saturating_add(999).saturating_sub(millis(sent));
@@ -174,10 +173,13 @@ impl ServerTime {
 
     /// Seconds since 1970 there; `None` before the first answer.
     fn at(&self, now: Timestamp) -> Option<u64> {
-        let now = i64::try_from(now.millis()).unwrap_or(i64::MAX);
-        let millis = now.saturating_add(self.ahead()?);
+        let millis = millis(now).saturating_add(self.ahead()?);
         Some(u64::try_from(millis / 1_000).unwrap_or(0))
     }
+}
+
+fn millis(time: Timestamp) -> i64 {
+    i64::try_from(time.millis()).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

@@ -76,12 +76,12 @@ pub enum Lost {
 
 /// The outside, as tasks see it. Cheap to clone.
 #[derive(Clone)]
-pub struct Outside(Arc<Inner>);
+pub struct Outside(Arc<OutsideShared>);
 
-struct Inner {
+struct OutsideShared {
     clock: Clock,
     api_server: ApiServer,
-    queue: Mutex<Queue>,
+    queue: Mutex<TaskQueue>,
     tasks: Mutex<FuturesUnordered<Task>>,
     bell: Arc<Bell>,
 }
@@ -90,7 +90,7 @@ type Task = BoxFuture<'static, ()>;
 
 /// What tasks have requested since the last step, and what they wait for.
 #[derive(Default)]
-struct Queue {
+struct TaskQueue {
     actions: Vec<Action>,
     /// Tasks that no step has run yet.
     tasks: Vec<Task>,
@@ -99,7 +99,7 @@ struct Queue {
     count: u64,
 }
 
-impl Queue {
+impl TaskQueue {
     fn next(&mut self) -> u64 {
         self.count += 1;
         self.count
@@ -112,6 +112,13 @@ struct Bell {
     rung: Notify,
 }
 
+impl Bell {
+    /// Whether it has rung since it was last taken.
+    fn take(&self) -> bool {
+        self.rung.notified().now_or_never().is_some()
+    }
+}
+
 impl Wake for Bell {
     fn wake(self: Arc<Self>) {
         self.rung.notify_one();
@@ -121,7 +128,7 @@ impl Wake for Bell {
 impl Outside {
     /// No task yet. `clock` is the one whose times the steps get.
     pub fn new(clock: Clock) -> Self {
-        let inner = Inner {
+        let inner = OutsideShared {
             clock,
             api_server: ApiServer::new(clock),
             queue: Mutex::default(),
@@ -168,11 +175,10 @@ impl Outside {
         loop {
             let new = std::mem::take(&mut inner.queue.lock().tasks);
             tasks.extend(new);
-            let is_rung = || inner.bell.rung.notified().now_or_never().is_some();
-            let _ = is_rung();
+            inner.bell.take();
             while let Poll::Ready(Some(())) = tasks.poll_next_unpin(&mut context) {}
             // It may stop early, to be fair to others, and a task may have started another.
-            let is_quiet = !is_rung() && inner.queue.lock().tasks.is_empty();
+            let is_quiet = !inner.bell.take() && inner.queue.lock().tasks.is_empty();
             if is_quiet {
                 return std::mem::take(&mut inner.queue.lock().actions);
             }
@@ -202,7 +208,7 @@ impl Outside {
         self.enqueue(|queue| queue.tasks.push(task.boxed()));
     }
 
-    fn enqueue<T>(&self, add: impl FnOnce(&mut Queue) -> T) -> T {
+    fn enqueue<T>(&self, add: impl FnOnce(&mut TaskQueue) -> T) -> T {
         let added = add(&mut self.0.queue.lock());
         self.0.bell.rung.notify_one();
         added
@@ -240,8 +246,7 @@ impl Outside {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
         let (result, done) = oneshot::channel();
-        let work = move || drop(result.send(work()));
-        self.enqueue(|queue| queue.actions.push(Action::Work(Box::new(work))));
+        self.work_later(move || drop(result.send(work())));
         done.await.ok()
     }
 
@@ -281,7 +286,7 @@ impl Outside {
     }
 }
 
-impl Inner {
+impl OutsideShared {
     fn take_due(&self, now: Timestamp) -> Option<oneshot::Sender<()>> {
         let mut queue = self.queue.lock();
         let first = queue.timers.first_entry().filter(|first| first.key().0 <= now)?;

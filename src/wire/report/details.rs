@@ -1,21 +1,23 @@
 //! What a report says beside amounts: topology and condition of devices, limits of tenants. It is
 //! checked like the rest. The ledger keeps it for people, and verifies isolation with it.
 
-use crate::ids::MAX_DEVICE_MEMORY;
-use crate::units::MemMib;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 
 use crate::api::condition::DeviceFault;
 use crate::api::state::DeviceKind;
 use crate::device;
 use crate::device::{DeviceDetails, Health};
-use crate::ids::{DeviceId, MAX_DEVICES_PER_NODE, MigProfile, ModelName, PodUid};
+use crate::ids::{
+    DeviceId, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE, MigProfile, ModelName, PodUid,
+};
 use crate::report::bodies::{DeviceReport, DeviceUse, DriverReport, ProcessUse};
 use crate::report::limits::{MAX_NAME_BYTES, MAX_PROCESSES_PER_DEVICE, MAX_SM_COUNT};
 use crate::report::mig;
 use crate::report::refusal::{ReportError, memory, text};
 use crate::seen;
 use crate::seen::{Condition, Driver, ReportedTenant};
+use crate::units::MemMib;
 
 /// Longest version of a driver in bytes; NVML's own buffer has 80.
 const MAX_VERSION_BYTES: usize = 80;
@@ -69,8 +71,9 @@ impl DeviceUse {
 impl DeviceReport {
     /// Whether an extender would accept its name, kind and memory.
     pub fn is_believable(&self) -> bool {
-        let alone = of_inventory(self.clone()).map(|device| (device.reserved, device.total));
-        alone.is_ok_and(|(reserved, total)| reserved <= total && total <= MAX_DEVICE_MEMORY)
+        of_inventory(self.clone()).is_ok_and(|device| {
+            device.reserved <= device.total && device.total <= MAX_DEVICE_MEMORY
+        })
     }
 }
 
@@ -124,9 +127,10 @@ pub fn devices(
     let ids: BTreeSet<DeviceId> = all.keys().cloned().collect();
     for details in all.values_mut() {
         // Share copies of the ids: each of 8 GPUs names the 7 others.
-        let known = |(other, links)| Some((ids.get(&other)?.clone(), links));
-        details.neighbors =
-            std::mem::take(&mut details.neighbors).into_iter().filter_map(known).collect();
+        details.neighbors = std::mem::take(&mut details.neighbors)
+            .into_iter()
+            .filter_map(|(other, links)| Some((ids.get(&other)?.clone(), links)))
+            .collect();
     }
     all.retain(|_, details| *details != DeviceDetails::default());
     Ok(all)
@@ -134,12 +138,6 @@ pub fn devices(
 
 /// Checks the details of one device.
 fn device(id: &DeviceId, report: &DeviceReport) -> Result<DeviceDetails, ReportError> {
-    let within = |field: &'static str, value: Option<u32>, least: u32, most: u32| match value {
-        Some(value) if !(least..=most).contains(&value) => {
-            Err(ReportError::Detail { uuid: id.clone(), field, value })
-        }
-        sane => Ok(sane),
-    };
     let is_instance = report.kind == DeviceKind::MigInstance;
     let is_of_instances =
         report.mig_placement.is_some() || report.sm_count.is_some() || report.made_here;
@@ -153,21 +151,36 @@ fn device(id: &DeviceId, report: &DeviceReport) -> Result<DeviceDetails, ReportE
     let mut neighbors = BTreeMap::new();
     for neighbor in &report.neighbors {
         let other = DeviceId::new(&neighbor.id)?;
-        within("number of NVLinks", Some(neighbor.links), 1, MAX_LINKS)?;
+        within(id, "number of NVLinks", Some(neighbor.links), 1..=MAX_LINKS)?;
         if other == *id || neighbors.insert(other.clone(), neighbor.links).is_some() {
             return Err(ReportError::Neighbor { uuid: id.clone(), neighbor: other });
         }
     }
     Ok(DeviceDetails {
-        minor: within("minor number", report.minor, 0, MAX_MINOR)?,
-        numa_node: within("NUMA node", report.numa_node, 0, MAX_NUMA_NODE)?,
+        minor: within(id, "minor number", report.minor, 0..=MAX_MINOR)?,
+        numa_node: within(id, "NUMA node", report.numa_node, 0..=MAX_NUMA_NODE)?,
         neighbors: neighbors.into_iter().collect(),
         slot,
-        sm_count: within("number of multiprocessors", report.sm_count, 1, MAX_SM_COUNT)?,
+        sm_count: within(id, "number of multiprocessors", report.sm_count, 1..=MAX_SM_COUNT)?,
         can_limit_memory: report.can_limit_memory,
         mig_profiles: mig::profiles(id, report)?,
         made_here: report.made_here,
     })
+}
+
+/// Checks that a number about the device `id`, if there is one, is in its range.
+fn within(
+    id: &DeviceId,
+    field: &'static str,
+    value: Option<u32>,
+    range: RangeInclusive<u32>,
+) -> Result<Option<u32>, ReportError> {
+    match value {
+        Some(value) if !range.contains(&value) => {
+            Err(ReportError::Detail { uuid: id.clone(), field, value })
+        }
+        sane => Ok(sane),
+    }
 }
 
 /// What the driver says about the tenants of each device whose processes were listed.
@@ -192,9 +205,9 @@ pub fn tenants(
             if let Some(percent) = busy_percent.filter(|percent| *percent > 100) {
                 return Err(ReportError::Busy { uuid: id, percent });
             }
-            let said =
+            let reported =
                 ReportedTenant { limit, is_unlimited, is_mps_client, mps_limit, busy_percent };
-            of_device.insert(PodUid::new(tenant.pod_uid.clone()), said);
+            of_device.insert(PodUid::new(tenant.pod_uid.clone()), reported);
         }
         all.insert(id, of_device);
     }
@@ -222,27 +235,27 @@ pub(crate) fn health(healthy: bool) -> Health {
 }
 
 /// Checks the observed use of one device.
-pub fn device_use(id: DeviceId, device: DeviceUse) -> Result<seen::DeviceUse, ReportError> {
-    let used = device.used_mib.map(|mib| memory(&id, mib)).transpose()?;
-    if let Some(percent) = device.busy_percent
+pub fn device_use(id: DeviceId, reported: DeviceUse) -> Result<seen::DeviceUse, ReportError> {
+    let used = reported.used_mib.map(|mib| memory(&id, mib)).transpose()?;
+    if let Some(percent) = reported.busy_percent
         && percent > 100
     {
         return Err(ReportError::Busy { uuid: id, percent });
     }
-    if let Some(processes) = &device.processes
+    if let Some(processes) = &reported.processes
         && processes.len() > MAX_PROCESSES_PER_DEVICE
     {
         return Err(ReportError::TooManyProcesses { uuid: id, count: processes.len() });
     }
-    let processes = device.processes.map(|list| {
+    let processes = reported.processes.map(|list| {
         list.into_iter().map(|process| checked_process(&id, process)).collect::<Result<_, _>>()
     });
     Ok(seen::DeviceUse {
         used,
-        busy_percent: device.busy_percent,
-        health: match device.fault {
-            Some(DeviceFault::KubeletOwned) if !device.healthy => Health::KubeletOwned,
-            _ => health(device.healthy),
+        busy_percent: reported.busy_percent,
+        health: match reported.fault {
+            Some(DeviceFault::KubeletOwned) if !reported.healthy => Health::KubeletOwned,
+            _ => health(reported.healthy),
         },
         processes: processes.transpose()?,
         id,

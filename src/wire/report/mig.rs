@@ -26,7 +26,6 @@ impl MigFailure {
 impl MigProfileReport {
     /// What cannot be about it, beside its name and its memory.
     fn fault(&self) -> Option<&'static str> {
-        let is_beyond = |start: &u32| *start > MAX_UNITS - self.size;
         if self.memory_mib == 0 {
             Some("its instances have no memory")
         } else if self.sm_count.is_some_and(|count| !(1..=MAX_SM_COUNT).contains(&count)) {
@@ -37,7 +36,7 @@ impl MigProfileReport {
             Some("it has no start, or more than 16")
         } else if self.starts.windows(2).any(|pair| pair[0] >= pair[1]) {
             Some("its starts do not rise")
-        } else if self.starts.iter().any(is_beyond) {
+        } else if self.starts.iter().any(|start| *start > MAX_UNITS - self.size) {
             Some("its instances reach beyond unit 32")
         } else {
             None
@@ -48,12 +47,12 @@ impl MigProfileReport {
 /// Checks where an instance of the GPU `id` lies, or a part of it.
 pub(crate) fn slot(id: &DeviceId, placement: MigPlacement) -> Result<Slot, ReportError> {
     let MigPlacement { start, size } = placement;
-    let wrong = |field, value| Err(ReportError::Detail { uuid: id.clone(), field, value });
-    match size {
-        1..=MAX_AXIS if start > MAX_AXIS - size => wrong("place of a MIG instance", start),
-        1..=MAX_AXIS => Ok(Slot { start, size }),
-        _ => wrong("size of a MIG instance", size),
-    }
+    let (field, value) = match size {
+        1..=MAX_AXIS if start <= MAX_AXIS - size => return Ok(Slot { start, size }),
+        1..=MAX_AXIS => ("place of a MIG instance", start),
+        _ => ("size of a MIG instance", size),
+    };
+    Err(ReportError::Detail { uuid: id.clone(), field, value })
 }
 
 /// Checks the instances that can be made on the device `id`.
@@ -67,27 +66,27 @@ pub(crate) fn profiles(
     }
     let mut names = BTreeSet::new();
     let mut profiles = Vec::with_capacity(report.mig_profiles.len().min(MAX_MIG_PROFILES));
-    for it in &report.mig_profiles {
-        text("migProfiles.profile", &it.profile, MAX_NAME_BYTES)?;
+    for listed in &report.mig_profiles {
+        text("migProfiles.profile", &listed.profile, MAX_NAME_BYTES)?;
         let fault = if report.kind != DeviceKind::MigParent {
             Some("the device is no GPU in MIG mode")
         } else if profiles.len() == MAX_MIG_PROFILES {
             Some("the GPU has more than 32 profiles")
-        } else if !names.insert(&it.profile) {
+        } else if !names.insert(&listed.profile) {
             Some("it is there twice")
         } else {
-            it.fault()
+            listed.fault()
         };
         if let Some(fault) = fault {
-            let profile = it.profile.clone();
+            let profile = listed.profile.clone();
             return Err(ReportError::MigProfile { uuid: id.clone(), profile, fault });
         }
         profiles.push(MakeableProfile {
-            profile: MigProfile::new(it.profile.clone()),
-            memory: memory(id, it.memory_mib)?,
-            sm_count: it.sm_count,
-            size: it.size,
-            starts: it.starts.clone(),
+            profile: MigProfile::new(listed.profile.clone()),
+            memory: memory(id, listed.memory_mib)?,
+            sm_count: listed.sm_count,
+            size: listed.size,
+            starts: listed.starts.clone(),
         });
     }
     Ok(profiles)
@@ -98,20 +97,21 @@ pub fn failures(failures: Vec<MigFailure>) -> Result<Vec<FailedMigOrder>, Report
     if failures.len() > MAX_MIG_FAILURES {
         return Err(ReportError::TooManyMigFailures { count: failures.len() });
     }
-    let checked = |it: MigFailure| {
-        let gpu = DeviceId::new(&it.gpu)?;
-        text("migFailures.profile", &it.profile, MAX_NAME_BYTES)?;
-        text("migFailures.error", &it.error, MAX_MIG_ERROR_BYTES)?;
-        if it.start >= MAX_UNITS {
-            let field = "first unit of a MIG instance";
-            return Err(ReportError::Detail { uuid: gpu, field, value: it.start });
-        }
-        let removed = it.instance.as_deref().map(DeviceId::new).transpose()?;
-        let profile = MigProfile::new(it.profile);
-        let hidden = it.hidden.map(|units| slot(&gpu, units)).transpose()?;
-        Ok(FailedMigOrder { gpu, profile, start: it.start, removed, error: it.error, hidden })
-    };
-    failures.into_iter().map(checked).collect()
+    failures.into_iter().map(checked_failure).collect()
+}
+
+fn checked_failure(failure: MigFailure) -> Result<FailedMigOrder, ReportError> {
+    let MigFailure { gpu, profile, start, instance, error, hidden } = failure;
+    let gpu = DeviceId::new(&gpu)?;
+    text("migFailures.profile", &profile, MAX_NAME_BYTES)?;
+    text("migFailures.error", &error, MAX_MIG_ERROR_BYTES)?;
+    if start >= MAX_UNITS {
+        let field = "first unit of a MIG instance";
+        return Err(ReportError::Detail { uuid: gpu, field, value: start });
+    }
+    let removed = instance.as_deref().map(DeviceId::new).transpose()?;
+    let hidden = hidden.map(|units| slot(&gpu, units)).transpose()?;
+    Ok(FailedMigOrder { gpu, profile: MigProfile::new(profile), start, removed, error, hidden })
 }
 
 #[cfg(test)]

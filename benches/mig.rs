@@ -10,7 +10,7 @@ use criterion::Criterion;
 use engine::hardware::layouts::{LayoutId, ProfileIndex};
 use engine::hardware::mig::GEOMETRIES;
 use engine::waste::mig::class::{MigClass, MigClassId};
-use engine::waste::mig::decision::{Candidate, Decision, Scratch};
+use engine::waste::mig::decision::{Decision, MigCandidate, Scratch};
 use engine::waste::mig::mix::MigMix;
 use engine::waste::mig::supply::MigSupply;
 use engine::waste::mig::types::{MigType, TypeId, Types};
@@ -55,7 +55,7 @@ impl Fleet {
         let from = self.layouts[chosen.device];
         let to = self.classes[0].layouts().put(from, profile, chosen.start);
         let to = to.expect("the start is free");
-        self.supply.change(&self.classes, ONLY, (from, to));
+        self.supply.change(&self.classes, ONLY, from, to);
         self.supply.start(id);
         self.layouts[chosen.device] = to;
     }
@@ -66,16 +66,16 @@ impl Fleet {
 
     fn decision<'a>(&'a self, kind: usize, scratch: &'a mut Scratch) -> Decision<'a> {
         let kind = self.types.kind(self.ids[kind]);
-        Decision::new(&self.classes, (&self.mix, &self.supply), kind, scratch)
+        Decision::new(&self.classes, &self.mix, &self.supply, kind, scratch)
     }
 
-    fn all(&self) -> impl Iterator<Item = Candidate<usize>> {
+    fn all(&self) -> impl Iterator<Item = MigCandidate<usize>> {
         let layouts = self.layouts.iter().enumerate();
-        layouts.map(|(device, layout)| Candidate { device, class: ONLY, layout: *layout })
+        layouts.map(|(device, layout)| MigCandidate { device, class: ONLY, layout: *layout })
     }
 
     /// The first GPU of each layout.
-    fn firsts(&self) -> Vec<Candidate<usize>> {
+    fn firsts(&self) -> Vec<MigCandidate<usize>> {
         let mut firsts = BTreeMap::new();
         for gpu in self.all() {
             firsts.entry(gpu.layout).or_insert(gpu);
@@ -110,8 +110,8 @@ fn mig(criterion: &mut Criterion) {
     supply.add(&fleet.classes, ONLY, from);
     criterion.bench_function("change", |bencher| {
         bencher.iter(|| {
-            supply.change(&fleet.classes, ONLY, black_box((from, to)));
-            supply.change(&fleet.classes, ONLY, black_box((to, from)));
+            supply.change(&fleet.classes, ONLY, black_box(from), black_box(to));
+            supply.change(&fleet.classes, ONLY, black_box(to), black_box(from));
         });
     });
     let firsts = fleet.firsts();

@@ -11,7 +11,7 @@ use engine::model::isolation::Mode;
 use engine::model::node_state::NodeState;
 use engine::model::reservation::PodRef;
 use engine::usage::node_details::NodeDetails;
-use engine::usage::over_limit::{Answer, Evictions};
+use engine::usage::over_limit::{EvictionAnswer, Evictions};
 use engine::usage::samples::{OnDevice, OverLimitPod, Use};
 use kube_api::pod::seen_pod::SeenPod;
 use kube_api::write::events::NoticeReason;
@@ -149,12 +149,12 @@ pub(crate) async fn guarding(app: &Arc<App>) {
             let answer = match PodKey::of(pod) {
                 Ok(key) if was_moved_there(app, &key, &chosen).await => {
                     tracing::info!(pod_uid = %pod.uid, %pod, device = %chosen.device, "not evicted: it was moved there, or cannot be read");
-                    Answer::Refused
+                    EvictionAnswer::Refused
                 }
                 Ok(key) => settle(app, &chosen, &app.writer.evict(&key, &pod.uid, Run::Real).await),
                 Err(error) => {
                     tracing::warn!(pod_uid = %pod.uid, %error, "cannot evict a pod of this name");
-                    Answer::Refused
+                    EvictionAnswer::Refused
                 }
             };
             evictions.settle(&pod.uid, answer, app.clock.now());
@@ -179,7 +179,7 @@ async fn was_moved_there(app: &App, key: &PodKey, chosen: &OverLimitPod) -> bool
 }
 
 /// Reports the outcome of an eviction.
-fn settle(app: &App, chosen: &OverLimitPod, outcome: &EvictOutcome) -> Answer {
+fn settle(app: &App, chosen: &OverLimitPod, outcome: &EvictOutcome) -> EvictionAnswer {
     let (pod, node, device) = (chosen.pod(), &chosen.node, &chosen.device);
     let (used, allowed) = (chosen.seen.used, chosen.seen.allowed);
     let (result, answer) = match outcome {
@@ -191,20 +191,20 @@ fn settle(app: &App, chosen: &OverLimitPod, outcome: &EvictOutcome) -> Answer {
                 chosen.seen.lists_over
             );
             app.tell(pod, NoticeReason::GpuEvicted, note);
-            (EvictionResult::Evicted, Answer::Ending)
+            (EvictionResult::Evicted, EvictionAnswer::Ending)
         }
-        EvictOutcome::Gone => (EvictionResult::Gone, Answer::Ending),
+        EvictOutcome::Gone => (EvictionResult::Gone, EvictionAnswer::Ending),
         EvictOutcome::Blocked { message } => {
             tracing::info!(pod_uid = %pod.uid, %pod, message, "cannot evict an over-limit pod now");
-            (EvictionResult::Blocked, Answer::Refused)
+            (EvictionResult::Blocked, EvictionAnswer::Refused)
         }
         EvictOutcome::Refused { code, message } => {
             tracing::error!(pod_uid = %pod.uid, %pod, code, message, "may not evict: apply deploy/evict.yaml");
-            (EvictionResult::Failed, Answer::Refused)
+            (EvictionResult::Failed, EvictionAnswer::Refused)
         }
         EvictOutcome::Undecided { cause } => {
             tracing::warn!(pod_uid = %pod.uid, %pod, %cause, "the outcome of an eviction is not known");
-            (EvictionResult::Failed, Answer::Open)
+            (EvictionResult::Failed, EvictionAnswer::Open)
         }
     };
     app.metrics.evicted(EvictionReason::OverLimit, result);

@@ -11,7 +11,7 @@ use crate::pods::wording::{
 use crate::shared::app::App;
 use engine::ledger::query::own_room::Outlook;
 use engine::ledger::query::queries::PlacementRequest;
-use engine::ledger::query::team_limit::Owner;
+use engine::ledger::query::team_limit::PodInNamespace;
 use engine::ledger::suggest::search::{Change, Suggestion};
 use engine::ledger::suggest::standing::Standing;
 use engine::ledger::suggest::waiting::{WaitingPod, WaitingState};
@@ -137,10 +137,10 @@ impl Why {
         let Change::Request(_, changed) = &suggestion.change else {
             return self.helps == Helps::All;
         };
-        let owner = (&pod.pod.uid, &*pod.namespace);
+        let named = PodInNamespace { uid: &pod.pod.uid, namespace: &pod.namespace };
         self.helps != Helps::Nothing
-            && !app.is_at_team_limit(owner, changed)
-            && !app.ledger.is_limited_on(owner, changed, suggestion.node.as_str())
+            && !app.is_at_team_limit(named, changed)
+            && !app.ledger.is_limited_on(named, changed, suggestion.node.as_str())
     }
 
     /// All that fits into an event.
@@ -154,8 +154,8 @@ impl Why {
 
 impl App {
     /// Whether the team of a pod may not have what it requests.
-    pub fn is_at_team_limit(&self, (uid, namespace): Owner<'_>, query: &PlacementRequest) -> bool {
-        let may_have = |gpu| self.ledger.teams.may_have(uid, namespace, gpu);
+    pub fn is_at_team_limit(&self, pod: PodInNamespace<'_>, query: &PlacementRequest) -> bool {
+        let may_have = |gpu| self.ledger.teams.may_have(pod.uid, pod.namespace, gpu);
         let may_have = query.gpu.as_ref().is_none_or(may_have);
         !may_have && !mutated(Mutation::TeamLimitUnchecked)
     }
@@ -168,11 +168,11 @@ impl App {
     /// What a pod waits for wherever it fits.
     pub fn waits_for(
         &self,
-        owner: Owner<'_>,
+        pod: PodInNamespace<'_>,
         group: Option<&PodGroup>,
         query: &PlacementRequest,
     ) -> Option<Rejection> {
-        let (uid, _) = owner;
+        let uid = pod.uid;
         // Pods were asked to go for it: it goes nowhere else before all of that room is free.
         let waits_for_room = self.preemptors.is_asked(uid)
             && self.is_known_to_wait(uid, query)
@@ -182,14 +182,15 @@ impl App {
         match (waits_for_room, waits_for_group) {
             (true, _) => Some(Rejection::RoomElsewhere),
             (false, true) => Some(Rejection::GroupWaits),
-            (false, false) => self.is_at_team_limit(owner, query).then_some(Rejection::TeamLimit),
+            (false, false) => self.is_at_team_limit(pod, query).then_some(Rejection::TeamLimit),
         }
     }
 
     /// Why a pod waits, by what the nodes answer to it.
     pub fn why(&self, state: &WaitingState, outlook: &Outlook, groups: &Groups) -> Why {
         let (pod, query) = (&state.waiting, &state.waiting.query);
-        let (uid, owner) = (&pod.pod.uid, (&pod.pod.uid, &*pod.namespace));
+        let uid = &pod.pod.uid;
+        let named = PodInNamespace { uid, namespace: &pod.namespace };
         if let Some(node) = self.ledger.assumed_on(uid, query) {
             let verdict = format!("{BEING_BOUND} to node {node}");
             return Why::plain(Obstacle::KubeScheduler, BEING_BOUND, verdict);
@@ -198,7 +199,7 @@ impl App {
             return Why::plain(Obstacle::KubeScheduler, GATED, GATED.to_owned());
         }
         let kept = kept_room(self, pod);
-        let why = match self.waits_for(owner, pod.group.as_ref(), query) {
+        let why = match self.waits_for(named, pod.group.as_ref(), query) {
             Some(Rejection::RoomElsewhere) => {
                 let rejection = Rejection::RoomHere; // it is one place, whatever other nodes say
                 let verdict = rejection.reason().to_owned();
@@ -326,7 +327,8 @@ impl<'a> Whys<'a> {
                 _ => (why, false),
             };
         }
-        let asked = || app.ledger.outlook((uid, &pod.namespace), &pod.query);
+        let named = PodInNamespace { uid, namespace: &pod.namespace };
+        let asked = || app.ledger.outlook(named, &pod.query);
         let outlook = self.looked.entry(line).or_insert_with(asked);
         (app.why(state, outlook, &self.groups), true)
     }
@@ -343,7 +345,8 @@ impl App {
     /// Why one pod waits, by the current ledger.
     pub(crate) fn why_now(&self, state: &WaitingState) -> Why {
         let pod = &state.waiting;
-        let outlook = self.ledger.outlook((&pod.pod.uid, &pod.namespace), &pod.query);
+        let named = PodInNamespace { uid: &pod.pod.uid, namespace: &pod.namespace };
+        let outlook = self.ledger.outlook(named, &pod.query);
         self.why(state, &outlook, &Groups::around(self, pod))
     }
 }

@@ -405,8 +405,8 @@ fn is_protected(
     unix_seconds: i64,
 ) -> bool {
     let default = i64::try_from(rules.protect.as_secs()).unwrap_or(i64::MAX);
-    let times = (tenure.started_unix_seconds, unix_seconds);
-    Protection::holds(tenure.protection, times, default, over.is_owed_by(uid, preemptor))
+    let (started, is_owed) = (tenure.started_unix_seconds, over.is_owed_by(uid, preemptor));
+    Protection::holds(tenure.protection, started, unix_seconds, default, is_owed)
 }
 
 impl Evictions {

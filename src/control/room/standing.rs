@@ -330,7 +330,7 @@ impl StandingHolds {
         let mut step = Step::default();
         if self.hung_noted.is_none_or(|at| now.since(at) >= HUNG_EVERY) {
             self.hung_noted = Some(now);
-            step.hung = ledger.note_hung((now, unix_seconds));
+            step.hung = ledger.note_hung(now, unix_seconds);
         }
         self.pauses.retain(|uid, pause| waiting.has(uid) || pause.until > now);
         self.owners.tick(now);

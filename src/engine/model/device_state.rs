@@ -293,8 +293,11 @@ impl DeviceState {
     /// The pods that run here, each with what it requests: tenants that are not guests elsewhere, and
     /// guests. A list that shows a pod here is newer than what the watch has shown of its move.
     pub fn running(&self) -> impl Iterator<Item = (&PodUid, Demand)> {
-        let is_here = |uid: &PodUid| !self.away.contains(uid) || self.covered(uid) > MemMib::ZERO;
-        self.users().filter(move |(uid, _)| self.guests.contains_key(*uid) || is_here(uid))
+        self.users().filter(|(uid, _)| {
+            self.guests.contains_key(*uid)
+                || !self.away.contains(*uid)
+                || self.covered(uid) > MemMib::ZERO
+        })
     }
 
     /// Whether a tenant runs on another device.
@@ -569,7 +572,7 @@ impl DeviceState {
     /// counts as all of that. Without a list of processes, untracked memory of the last list still
     /// counts, up to the memory in use, and so does what was seen beyond what is allocated since:
     /// a pod that is placed later does not explain it.
-    pub(crate) fn observe(&mut self, seen: &DeviceUse, (tolerance, now): (MemMib, Timestamp)) {
+    pub(crate) fn observe(&mut self, seen: &DeviceUse, tolerance: MemMib, now: Timestamp) {
         self.health = seen.health.max(self.device.health);
         self.ill_since = (self.health != Health::Healthy).then(|| self.ill_since.unwrap_or(now));
         self.is_lost = self.ill_since.is_some_and(|since| now.since(since) >= LOST_AFTER);
@@ -619,8 +622,10 @@ impl DeviceState {
     /// The most memory that each of them may use. Before the first list it is not known who uses more than
     /// it requests.
     fn allowances(&self) -> impl Iterator<Item = MemMib> {
-        let limit = |uid| self.memory_limit(uid).filter(|_| self.listed.is_some());
-        self.users().map(move |(uid, held)| limit(uid).unwrap_or(held.memory))
+        self.users().map(|(uid, held)| {
+            let limit = self.memory_limit(uid).filter(|_| self.listed.is_some());
+            limit.unwrap_or(held.memory)
+        })
     }
 
     /// The pods whose use is explained, each with what it requests: tenants and guests.
@@ -709,15 +714,9 @@ impl DeviceState {
             leftover.memory = used_by(list, uid);
         }
         self.leftovers.retain(|_, leftover| leftover.clean_reports < CLEAN_REPORTS_TO_FREE);
-        let fresh = |uid: &PodUid| Leftover {
-            since: now,
-            memory: used_by(list, uid),
-            clean_reports: 0,
-            is_over: false,
-        };
         for uid in seen().filter(|uid| !holds(uid)) {
             if self.leftovers.len() < MAX_LEFTOVERS && !self.leftovers.contains_key(uid) {
-                self.leftovers.insert(uid.clone(), fresh(uid));
+                self.leftovers.insert(uid.clone(), Leftover::new(now, used_by(list, uid)));
             }
         }
     }
@@ -725,14 +724,11 @@ impl DeviceState {
     /// Notes that something uses the device which no list has shown yet: a pod may have ended before
     /// the start. Two lists say whether one has.
     pub(crate) fn suspect_leftovers(&mut self, used: Option<MemMib>, now: Timestamp) {
-        let is_explained = |used| beyond(used, self.allowances()) == MemMib::ZERO;
-        if self.listed.is_some() || used.is_none_or(is_explained) {
-            return;
-        }
-        let fresh = Leftover { since: now, memory: None, clean_reports: 0, is_over: false };
+        let Some(used) = used.filter(|_| self.listed.is_none()) else { return };
         let unknown = PodUid::new("");
-        if !self.leftovers.contains_key(&unknown) {
-            self.leftovers.insert(unknown, fresh);
+        if beyond(used, self.allowances()) > MemMib::ZERO && !self.leftovers.contains_key(&unknown)
+        {
+            self.leftovers.insert(unknown, Leftover::new(now, None));
         }
     }
 
@@ -766,6 +762,10 @@ impl DeviceState {
 }
 
 impl Leftover {
+    fn new(since: Timestamp, memory: Option<MemMib>) -> Self {
+        Self { since, memory, clean_reports: 0, is_over: false }
+    }
+
     fn is_due(&self, limit: Duration, now: Timestamp) -> bool {
         !self.is_over && now.since(self.since) >= limit
     }

@@ -158,7 +158,7 @@ struct DeviceBefore {
 }
 
 impl DeviceBefore {
-    fn of(device: &DeviceState, (open, under_holds): (Demand, Demand), takes_pods: bool) -> Self {
+    fn of(device: &DeviceState, open: Demand, under_holds: Demand, takes_pods: bool) -> Self {
         let is_open = takes_pods && device.is_placeable();
         Self {
             health: device.health(),
@@ -183,11 +183,11 @@ impl DeviceBefore {
 impl StateBefore {
     /// The state now.
     pub(crate) fn of(node_state: &NodeState) -> Self {
-        let now = standings(node_state);
+        let now = devices_now(node_state);
         let is_kept = !node_state.standing_holds().is_empty();
         Self {
             state: node_state.state(),
-            devices: now.map(|(id, states)| (id.clone(), states)).collect(),
+            devices: now.map(|(id, device)| (id.clone(), device)).collect(),
             open_spots: node_state.open_spots().cloned().collect(),
             host_beside_kept: is_kept.then(|| node_state.host_free()),
         }
@@ -196,35 +196,26 @@ impl StateBefore {
     /// Whether the state is still the same. Then there are no events, and kept answers still hold,
     /// if reservations and holds are the same.
     pub(crate) fn is_that_of(&self, node_state: &NodeState) -> bool {
-        let before = self.devices.iter().map(|(id, states)| (id, *states));
+        let before = self.devices.iter().map(|(id, device)| (id, *device));
         self.state == node_state.state()
-            && before.eq(standings(node_state))
+            && before.eq(devices_now(node_state))
             && self.open_spots.iter().eq(node_state.open_spots())
     }
 
     /// The events of the change since then.
     pub(crate) fn events(&self, node_state: &NodeState) -> Vec<LedgerEvent> {
         let node = node_state.name();
-        let before = |id: &DeviceId| {
-            let known = self.devices.iter().find(|(known, _)| known == id);
-            known.map(|(_, states)| *states)
-        };
-        let now: Vec<_> = standings(node_state).map(|(id, now)| (id, before(id), now)).collect();
+        let now = devices_now(node_state).map(|(id, now)| (id, self.device(id), now));
+        let now: Vec<_> = now.collect();
         let is_kept = !node_state.standing_holds().is_empty();
-        let was_left =
-            |before: Option<DeviceBefore>| before.is_some_and(|before| before.is_being_left);
         let grew = now.iter().any(|(_, before, now)| {
-            if was_left(*before) && !now.is_being_left && now.free != Demand::ZERO {
-                return true;
-            }
-            let grew = |of: fn(&DeviceBefore) -> Demand| {
-                let (before, now) = (before.as_ref().map_or(Demand::ZERO, of), of(now));
-                (now.memory > before.memory || now.share > before.share)
-                    && now.memory > MemMib::ZERO
-                    && now.share > Share::ZERO
-            };
-            // The pod for which it is kept may wait for it.
-            grew(|it| it.free) || is_kept && grew(|it| it.free_under_holds)
+            let was_left = before.is_some_and(|before| before.is_being_left);
+            let free = before.map_or(Demand::ZERO, |before| before.free);
+            let under_holds = before.map_or(Demand::ZERO, |before| before.free_under_holds);
+            was_left && !now.is_being_left && now.free != Demand::ZERO
+                || has_grown(free, now.free)
+                // The pod for which it is kept may wait for it.
+                || is_kept && has_grown(under_holds, now.free_under_holds)
         });
         // Both have the order of the inventory.
         let mut known = self.open_spots.iter();
@@ -254,7 +245,19 @@ impl StateBefore {
     }
 }
 
+/// Whether there is room, and more than before in memory or share.
+fn has_grown(before: Demand, now: Demand) -> bool {
+    (now.memory > before.memory || now.share > before.share)
+        && now.memory > MemMib::ZERO
+        && now.share > Share::ZERO
+}
+
 impl StateBefore {
+    fn device(&self, id: &DeviceId) -> Option<DeviceBefore> {
+        let known = self.devices.iter().find(|(known, _)| known == id);
+        known.map(|(_, device)| *device)
+    }
+
     /// Whether pods that were refused for what is kept of the host may fit now. kube-scheduler tries them when a pod
     /// ends, perhaps before this process knows of it.
     fn has_more_host(&self, node_state: &NodeState) -> bool {
@@ -264,13 +267,13 @@ impl StateBefore {
     }
 }
 
-fn standings(node_state: &NodeState) -> impl Iterator<Item = (&DeviceId, DeviceBefore)> {
+fn devices_now(node_state: &NodeState) -> impl Iterator<Item = (&DeviceId, DeviceBefore)> {
     let takes_pods = node_state.placeable().is_ok();
     // Not what is free of the device alone: others may be made where it lies.
     let rooms = node_state.rooms(HoldRule::Respected).iter().map(|room| room.free);
     let rooms = rooms.zip(node_state.rooms(HoldRule::Ignored).iter().map(|room| room.free));
     let devices = node_state.devices().iter().zip(rooms);
-    devices.map(move |(device, room)| {
-        (&device.device().id, DeviceBefore::of(device, room, takes_pods))
+    devices.map(move |(device, (open, under_holds))| {
+        (&device.device().id, DeviceBefore::of(device, open, under_holds, takes_pods))
     })
 }

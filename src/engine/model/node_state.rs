@@ -396,7 +396,7 @@ impl NodeState {
             if seen.processes.is_some() {
                 device_state.listed = Some(now);
             }
-            device_state.observe(seen, (self.unmanaged_tolerance, now));
+            device_state.observe(seen, self.unmanaged_tolerance, now);
             has_changed |= before != standing(device_state);
         }
         if has_changed {

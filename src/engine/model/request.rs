@@ -79,10 +79,12 @@ impl Limit {
     /// The compute that it means, likewise; `None` if it says nothing of compute.
     pub fn share_of(self, replicas: Option<Replicas>) -> Option<Share> {
         let Self::Fraction(share) = self else { return None };
-        let whole = |replicas: Replicas| {
-            replicas.amount(self.slots(replicas, MemMib::ZERO), MemMib::ZERO).share
-        };
-        Some(replicas.map_or(share.min(Share::WHOLE), whole))
+        Some(match replicas {
+            Some(replicas) => {
+                replicas.amount(self.slots(replicas, MemMib::ZERO), MemMib::ZERO).share
+            }
+            None => share.min(Share::WHOLE),
+        })
     }
 
     /// The whole slots in it.
@@ -274,6 +276,19 @@ impl GpuRequest {
     }
 }
 
+fn check_size(memory: MemMib, capacity: MemMib) -> Result<(), Rejection> {
+    match memory.checked_sub(capacity) {
+        Some(over) if over > MemMib::ZERO => Err(Rejection::TooLarge { over }),
+        _ => Ok(()),
+    }
+}
+
+/// Which part of its GPU a MIG instance is, by the table of its model.
+fn part_by_table(class: &DeviceClass, profile: &MigProfile) -> Option<GpuPart> {
+    let geometry = Geometry::of_instance(&class.model, profile, class.capacity)?;
+    Some(geometry.part_of(geometry.profile(profile)?))
+}
+
 impl Amount {
     /// What this amount takes of a device of `class`, of any kind: whole slots, where the
     /// device is cut into slots.
@@ -292,20 +307,16 @@ impl Amount {
 
     fn exact_demand_of(&self, class: &DeviceClass) -> Result<Demand, Rejection> {
         let capacity = class.capacity;
-        let too_large = |memory: MemMib| match memory.checked_sub(capacity) {
-            Some(over) if over > MemMib::ZERO => Err(Rejection::TooLarge { over }),
-            _ => Ok(()),
-        };
         match self {
             Self::Fraction(share) => Ok(Demand { memory: share.of(capacity), share: *share }),
             Self::Memory(memory) => {
-                too_large(*memory)?;
+                check_size(*memory, capacity)?;
                 let share =
                     Share::ratio(*memory, capacity).ok_or(Rejection::TooLarge { over: *memory })?;
                 Ok(Demand { memory: *memory, share })
             }
             Self::FractionAndMemory(share, memory) => {
-                too_large(*memory)?;
+                check_size(*memory, capacity)?;
                 Ok(Demand { memory: *memory, share: *share })
             }
             Self::Whole | Self::MigInstance(_) => Ok(class.whole()),
@@ -322,11 +333,8 @@ impl Amount {
             Self::Fraction(share) | Self::FractionAndMemory(share, _) => *share,
             _ => return Ok(()), // memory is compared as on any device
         };
-        let by_table = || {
-            let geometry = Geometry::of_instance(&class.model, profile, class.capacity)?;
-            Some(geometry.part_of(geometry.profile(profile)?))
-        };
-        let Some(part) = class.part.or_else(by_table) else { return Err(Rejection::Kind) };
+        let part = class.part.or_else(|| part_by_table(class, profile));
+        let part = part.ok_or(Rejection::Kind)?;
         let over = share.of(part.usable).checked_sub(class.capacity);
         let part = self.part_in(part);
         match over.filter(|over| *over > MemMib::ZERO) {

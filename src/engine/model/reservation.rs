@@ -212,10 +212,14 @@ pub struct OtherPod {
 }
 
 impl Reservation {
+    /// Whether the pod is terminal or gone.
+    pub(crate) fn is_draining(&self) -> bool {
+        matches!(self.state, ReservationState::Draining { .. })
+    }
+
     /// Whether the pod is ending, or its devices drain.
     pub fn is_ending(&self) -> bool {
-        self.tenure.is_some_and(|tenure| tenure.is_ending)
-            || matches!(self.state, ReservationState::Draining { .. })
+        self.tenure.is_some_and(|tenure| tenure.is_ending) || self.is_draining()
     }
 
     /// The same of one that does not hang: its room will be free.
@@ -239,14 +243,10 @@ impl Reservation {
     /// Whether it may use more than it requests, where its pool lends that: it has one device, and its
     /// container can be restarted.
     pub fn may_borrow(&self) -> bool {
-        let lives = match self.state {
-            ReservationState::Assumed { .. } | ReservationState::Confirmed => true,
-            ReservationState::Draining { .. } => false,
-        };
-        let may = |request: &GpuRequest| {
+        let allows = self.request.as_deref().is_some_and(|request| {
             request.movable == Movable::Restart && request.isolation == Isolation::None
-        };
-        lives && self.placement.devices.len() == 1 && self.request.as_deref().is_some_and(may)
+        });
+        allows && !self.is_draining() && self.placement.devices.len() == 1
     }
 
     /// Whether it may use more memory than it requests where its pool lends memory.
@@ -347,15 +347,17 @@ impl Placement {
 
     /// Whether both allocate the same but for MIG instances that were made again: these have other UUIDs.
     pub fn is_on_spots_of(&self, other: &Self) -> bool {
-        let same = |at: usize, (own, its): (&PlacedDevice, &PlacedDevice)| {
-            let is_made = self.spots.get(at).is_some_and(Option::is_some);
-            own == its || is_made
-        };
         let mut both = self.devices.iter().zip(&other.devices).enumerate();
-        let rest = |placement: &Self| Self { devices: Vec::new(), ..placement.at_home() };
         self.devices.len() == other.devices.len()
-            && both.all(|(at, devices)| same(at, devices))
-            && rest(self) == rest(other)
+            && both.all(|(at, (own, its))| {
+                let is_made = self.spots.get(at).is_some_and(Option::is_some);
+                own == its || is_made
+            })
+            && self.without_devices() == other.without_devices()
+    }
+
+    fn without_devices(&self) -> Self {
+        Self { devices: Vec::new(), ..self.at_home() }
     }
 
     /// Its devices, each with its spot if it is a MIG instance that gpupack makes.

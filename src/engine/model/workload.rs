@@ -21,11 +21,12 @@ pub enum Protection {
 }
 
 impl Protection {
-    /// Whether a pod that started then must stay now, both in seconds since 1970. A pod without a class
+    /// Whether a pod that `started` then must stay `now`, both in seconds since 1970. A pod without a class
     /// stays for `default` seconds. `is_owed` says whether it would go as an over-quota pod of another team.
     pub fn holds(
         protection: Option<Self>,
-        (started, now): (i64, i64),
+        started: i64,
+        now: i64,
         default: i64,
         is_owed: bool,
     ) -> bool {
@@ -129,7 +130,7 @@ mod tests {
             (None, 109, false, true),
             (None, 110, false, false),
         ] {
-            let found = Protection::holds(protection, (100, now), 10, is_owed);
+            let found = Protection::holds(protection, 100, now, 10, is_owed);
             assert_eq!(found, holds, "{protection:?} {now}");
         }
     }

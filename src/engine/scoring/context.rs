@@ -56,9 +56,10 @@ impl ScoringContext<'_> {
     /// has where it is the last choice.
     pub(crate) fn instance_mib(&self, taken: &[Taken]) -> u32 {
         let first = taken.first().filter(|_| self.compiled.wants_any_instance());
-        let mib = |(_, demand): &Taken| u32::try_from(demand.memory.mib()).unwrap_or(u32::MAX);
+        let mib = first.map_or(0, |(_, demand)| demand.memory.mib());
         let is_last = taken.iter().any(|(at, _)| self.node.is_last_choice(*at));
-        first.map_or(0, mib).min(LAST - 1) + if is_last { LAST } else { 0 }
+        let mib = u32::try_from(mib).unwrap_or(u32::MAX).min(LAST - 1);
+        mib + if is_last { LAST } else { 0 }
     }
 
     /// What decides between this placement and others that are equally good for packing.
@@ -68,28 +69,34 @@ impl ScoringContext<'_> {
             true => taken.iter().map(|fit| self.restarts(fit)).sum(),
             false => 0,
         };
-        let is_empty = |at: &usize| {
-            let Some(device_state) = self.node.devices().get(*at) else { return false };
-            self.is_empty(*at)
+        let preferred = match self.node.rule().borrow != Borrow::None {
+            // An instance that is there takes no free units.
+            _ if !taken.is_empty() && taken.iter().all(|(at, _)| self.is_instance(*at)) => {
+                let units: u32 = taken.iter().map(|(at, _)| self.free_units(*at)).sum();
+                usize::from(u8::MAX - u8::try_from(units).unwrap_or(u8::MAX))
+            }
+            true => (0..self.rooms.len()).filter(|at| self.is_empty_gpu(*at)).count(),
+            false => 0,
+        };
+        Ties::new(proximity, restarts, preferred)
+    }
+
+    /// Whether a device is a MIG instance, made or not.
+    fn is_instance(&self, position: usize) -> bool {
+        let device = self.node.devices().get(position).map(DeviceState::device);
+        device.is_none_or(|device| matches!(device.kind, DeviceKind::MigInstance { .. }))
+    }
+
+    /// Whether a device is a GPU that takes tenants, and nothing is allocated, held or used of it.
+    fn is_empty_gpu(&self, position: usize) -> bool {
+        let device_state = self.node.devices().get(position);
+        device_state.is_some_and(|device_state| {
+            is_untaken(device_state)
                 && device_state.is_placeable()
                 && device_state.device().kind == DeviceKind::Gpu
                 && device_state.unallocated_use() == MemMib::ZERO
                 && device_state.guests().is_empty()
-        };
-        let is_instance = |at: usize| {
-            let device_state = self.node.devices().get(at).map(DeviceState::device);
-            device_state.is_none_or(|device| matches!(device.kind, DeviceKind::MigInstance { .. }))
-        };
-        let makes = || taken.iter().map(|(at, _)| self.free_units(*at)).sum::<u32>();
-        let preferred = match self.node.rule().borrow != Borrow::None {
-            // An instance that is there takes no free units.
-            _ if !taken.is_empty() && taken.iter().all(|(at, _)| is_instance(*at)) => {
-                usize::from(u8::MAX - u8::try_from(makes()).unwrap_or(u8::MAX))
-            }
-            true => (0..self.rooms.len()).filter(is_empty).count(),
-            false => 0,
-        };
-        Ties::new(proximity, restarts, preferred)
+        })
     }
 
     /// The free units of the GPU on which an instance would be made; zero for a device that is there.
@@ -99,19 +106,21 @@ impl ScoringContext<'_> {
         let Some((at, spot)) = offered.and_then(|at| Some((at, spots.get(at)?))) else { return 0 };
         let gpu = &spot.makeable.spot.gpu;
         // Those of one GPU lie beside each other.
-        let is_own = |it: &&SpotDevice| it.makeable.spot.gpu == *gpu;
+        let is_own = |other: &&SpotDevice| other.makeable.spot.gpu == *gpu;
         let own = spots[..at].iter().rev().take_while(is_own);
         let own = own.chain(spots[at..].iter().take_while(is_own));
-        let all = own.fold(0, |units, it| units | it.makeable.slot.units());
-        let there = self.on_gpu_of(position).filter(|it| it.stays(HoldRule::Respected));
-        let taken = there.filter_map(|it| it.slot()).fold(0, |units, slot| units | slot.units());
+        let all = own.fold(0, |units, spot| units | spot.makeable.slot.units());
+        let there = self.on_gpu_of(position).filter(|known| known.stays(HoldRule::Respected));
+        let slots = there.filter_map(DeviceState::slot);
+        let taken = slots.fold(0, |units, slot| units | slot.units());
         (all & !taken).count_ones()
     }
 
     /// Containers that would be restarted if this were taken of a device.
     fn restarts(&self, (position, demand): &Taken) -> usize {
         let device_state = self.node.devices().get(*position);
-        device_state.map_or(0, |it| guests::restarts_for(self.node, it, *demand))
+        device_state
+            .map_or(0, |device_state| guests::restarts_for(self.node, device_state, *demand))
     }
 
     /// The fullest devices that fit.
@@ -124,8 +133,10 @@ impl ScoringContext<'_> {
     pub fn first_by<K: Ord>(&self, key: impl Fn(&Taken) -> K) -> TakenList {
         if self.compiled.count() == 1 {
             let has_borrowers = self.node.has_borrowers();
-            let restarts = |fit| if has_borrowers { self.restarts(fit) } else { 0 };
-            let first = self.fits.iter().min_by_key(|fit| (key(fit), restarts(fit)));
+            let first = self
+                .fits
+                .iter()
+                .min_by_key(|fit| (key(fit), if has_borrowers { self.restarts(fit) } else { 0 }));
             return first.copied().into_iter().collect();
         }
         self.nearest_of(self.fits.iter().map(|fit| (key(fit), *fit)).collect())
@@ -148,8 +159,8 @@ impl ScoringContext<'_> {
         }
         let choice: Vec<usize> = choice.iter().map(|(at, _)| *at).collect();
         let nearest = self.node.topology().nearest(&chosen, &choice, count - sure);
-        let is_taken = |at: &usize| chosen.contains(at) || nearest.contains(at);
-        keyed.iter().map(|(_, fit)| *fit).filter(|(at, _)| is_taken(at)).collect()
+        let fits = keyed.iter().map(|(_, fit)| *fit);
+        fits.filter(|(at, _)| chosen.contains(at) || nearest.contains(at)).collect()
     }
 
     /// Devices that are all equal: those nearest to each other, then the first.
@@ -160,20 +171,16 @@ impl ScoringContext<'_> {
     /// The same with the `K` of the first one, if `key` depends only on the room of the device. It
     /// is computed once for devices with equal room.
     pub fn first_of_distinct_by<K: Ord + Copy>(&self, key: impl Fn(&Taken) -> K) -> (K, TakenList) {
-        let twin = |at: usize| {
-            let room = self.rooms[self.fits[at].0];
-            self.fits[..at].iter().position(|earlier| self.rooms[earlier.0] == room)
-        };
-        let distinct = (0..self.fits.len()).filter(|at| twin(*at).is_none());
+        let distinct = (0..self.fits.len()).filter(|at| self.twin_before(*at).is_none());
         if self.compiled.count() == 1 && !self.node.has_borrowers() {
             let keyed = distinct.map(|at| (key(&self.fits[at]), at));
             let best = keyed.min().expect("at least as many devices fit as are requested");
             return (best.0, smallvec![self.fits[best.1]]);
         }
         let known: BTreeMap<usize, K> = distinct.map(|at| (at, key(&self.fits[at]))).collect();
-        let key_of = |at: usize| known[&twin(at).unwrap_or(at)];
-        let keyed: Vec<(K, Taken)> =
-            (0..self.fits.len()).map(|at| (key_of(at), self.fits[at])).collect();
+        let keyed = (0..self.fits.len())
+            .map(|at| (known[&self.twin_before(at).unwrap_or(at)], self.fits[at]));
+        let keyed: Vec<(K, Taken)> = keyed.collect();
         let first = keyed.iter().map(|(key, _)| *key).min();
         let first = first.expect("at least as many devices fit as are requested");
         if self.compiled.count() == 1 {
@@ -181,6 +188,12 @@ impl ScoringContext<'_> {
             return (first, equal.min_by_key(|fit| self.restarts(fit)).into_iter().collect());
         }
         (first, self.nearest_of(keyed))
+    }
+
+    /// Which of the devices that fit is the first with equal room, if one before this one has that.
+    fn twin_before(&self, at: usize) -> Option<usize> {
+        let room = self.rooms[self.fits[at].0];
+        self.fits[..at].iter().position(|earlier| self.rooms[earlier.0] == room)
     }
 
     /// Whether a MIG instance would be made on one of the places that fit.
@@ -210,17 +223,15 @@ impl ScoringContext<'_> {
     pub(crate) fn tenants(&self, position: usize) -> usize {
         match self.node.devices().get(position) {
             Some(device_state) => device_state.tenants().len(),
-            None => self.on_gpu_of(position).map(|it| it.tenants().len()).sum(),
+            None => self.on_gpu_of(position).map(|instance| instance.tenants().len()).sum(),
         }
     }
 
     /// Whether nothing of a device is allocated or held; of a MIG instance that is not made yet: of its GPU.
     pub(crate) fn is_empty(&self, position: usize) -> bool {
-        let is_empty =
-            |it: &DeviceState| it.allocated() == Demand::ZERO && it.on_hold() == Demand::ZERO;
         match self.node.devices().get(position) {
-            Some(device_state) => is_empty(device_state),
-            None => self.on_gpu_of(position).all(is_empty),
+            Some(device_state) => is_untaken(device_state),
+            None => self.on_gpu_of(position).all(is_untaken),
         }
     }
 
@@ -228,7 +239,7 @@ impl ScoringContext<'_> {
     fn on_gpu_of(&self, position: usize) -> impl Iterator<Item = &DeviceState> {
         let offered = self.node.offered(position);
         let gpu = offered.and_then(|(_, spot)| spot).map(|spot| spot.gpu);
-        self.node.devices().iter().filter(move |it| match &it.device().kind {
+        self.node.devices().iter().filter(move |instance| match &instance.device().kind {
             DeviceKind::MigInstance { parent, .. } => Some(parent) == gpu.as_ref(),
             DeviceKind::Gpu | DeviceKind::MigParent => false,
         })
@@ -253,15 +264,18 @@ impl ScoringContext<'_> {
 
     /// What stays free on the devices that take tenants at all.
     pub(crate) fn left_on_node(&self, taken: &[Taken]) -> Share {
-        let is_open = |position: &usize| {
+        let open = (0..self.rooms.len()).filter(|position| {
             self.node.devices().get(*position).is_some_and(DeviceState::is_placeable)
-        };
-        let of = |position| {
+        });
+        total(open.map(|position| {
             let found = taken.iter().find(|(at, _)| *at == position);
             self.left(position, found.map_or(Demand::ZERO, |(_, demand)| *demand))
-        };
-        total((0..self.rooms.len()).filter(is_open).map(of))
+        }))
     }
+}
+
+fn is_untaken(device_state: &DeviceState) -> bool {
+    device_state.allocated() == Demand::ZERO && device_state.on_hold() == Demand::ZERO
 }
 
 /// What MIG instances cost that are made on demand.
@@ -273,11 +287,11 @@ pub(crate) struct Making {
 impl Making {
     /// The cost of these devices, in millionths of a GPU.
     pub(crate) fn of(&self, taken: &[Taken]) -> i64 {
-        let cost = |at: usize| {
-            let found = self.costs.binary_search_by_key(&at, |(known, _)| *known).ok()?;
+        let costs = taken.iter().filter_map(|(at, _)| {
+            let found = self.costs.binary_search_by_key(at, |(known, _)| *known).ok()?;
             Some(self.costs[found].1)
-        };
-        taken.iter().filter_map(|(at, _)| cost(*at)).sum()
+        });
+        costs.sum()
     }
 }
 
@@ -308,10 +322,10 @@ pub struct NodeWaste {
 
 impl NodeWaste {
     pub(crate) fn of(expected_waste: &ExpectedWaste, context: &ScoringContext<'_>) -> Self {
-        let shareable =
-            || context.rooms.iter().filter(|room| expected_waste.residuals.knows(room.class));
-        let free = shareable().map(|room| room.free.share.millionths()).sum();
-        let class = shareable().next().map(|room| room.class).unwrap_or_default();
+        let rooms = context.rooms.iter();
+        let mut shareable = rooms.filter(|room| expected_waste.residuals.knows(room.class));
+        let free = shareable.clone().map(|room| room.free.share.millionths()).sum();
+        let class = shareable.next().map(|room| room.class).unwrap_or_default();
         let requests = &expected_waste.requests_of_several;
         let uses = Uses::of(requests, context.rooms);
         let fragments = uses.on(requests, context.rooms).fragments(context.host_free.cpu);

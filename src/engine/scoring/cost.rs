@@ -23,10 +23,9 @@ impl Ties {
     /// allocated. More of `preferred` is better: the empty GPUs of the node in pools that spread; of MIG instances
     /// that would be made, 255 less the free units of their GPUs; else zero.
     pub fn new(proximity: Proximity, restarts: usize, preferred: usize) -> Self {
-        let few = |count: usize| u16::from(u8::try_from(count).unwrap_or(u8::MAX));
-        let taken = u16::from(u8::MAX) - few(preferred);
-        let restarts = few(restarts.min(Self::MOST));
-        Self((proximity as u16) << 14 | restarts << 8 | taken)
+        let others = u8::MAX - u8::try_from(preferred).unwrap_or(u8::MAX);
+        let restarts = u8::try_from(restarts.min(Self::MOST)).unwrap_or(u8::MAX);
+        Self((proximity as u16) << 14 | u16::from(restarts) << 8 | u16::from(others))
     }
 
     /// Containers that would be restarted; 63 stands for more.
@@ -101,22 +100,15 @@ impl Cost {
     /// shares below 4,294 GPUs, fewer than 65,536 devices and tenants, and instances below 1,024 TiB.
     #[inline]
     pub fn key(&self) -> u128 {
-        const SHARE: u32 = 32;
-        const ALL: u128 = (1 << SHARE) - 1;
-        let share = |share: Share| u128::from(share.millionths()).min(ALL);
-        let few = |number: usize| u128::from(u16::try_from(number).unwrap_or(u16::MAX));
-        let joined = |first, second, third, ties: Ties| {
-            ((first << SHARE | second) << SHARE | third) << Ties::BITS | ties.key()
-        };
         match *self {
             Self::BinPack { instance_mib, devices_opened, left_on_devices, left_on_node, ties } => {
-                let (devices, node) = (share(left_on_devices), share(left_on_node));
-                after(instance_mib, joined(few(devices_opened), devices, node, ties))
+                let (devices, node) = (key_of_share(left_on_devices), key_of_share(left_on_node));
+                after(instance_mib, joined(devices_opened, devices, node, ties))
             }
             Self::Spread { instance_mib, tenants_met, left_on_devices, left_on_node, ties } => {
-                let less = |left: Reverse<Share>| ALL - share(left.0);
-                let (devices, node) = (less(left_on_devices), less(left_on_node));
-                after(instance_mib, joined(few(tenants_met), devices, node, ties))
+                let devices = MOST_SHARE - key_of_share(left_on_devices.0);
+                let node = MOST_SHARE - key_of_share(left_on_node.0);
+                after(instance_mib, joined(tenants_met, devices, node, ties))
             }
             Self::Fragmentation { instance_mib, cost, ties } => {
                 key_of_cost(instance_mib, cost, ties)
@@ -124,6 +116,22 @@ impl Cost {
             Self::Custom { score } => u128::from(u64::MAX) - from_least(score.0),
         }
     }
+}
+
+/// Bits of a share in a number, and the largest one.
+const SHARE: u32 = 32;
+const MOST_SHARE: u128 = (1 << SHARE) - 1;
+
+#[inline]
+fn key_of_share(share: Share) -> u128 {
+    u128::from(share.millionths()).min(MOST_SHARE)
+}
+
+/// A number of devices or tenants, two shares as numbers, and ties, in this order.
+#[inline]
+fn joined(count: usize, devices: u128, node: u128, ties: Ties) -> u128 {
+    let count = u128::from(u16::try_from(count).unwrap_or(u16::MAX));
+    ((count << SHARE | devices) << SHARE | node) << Ties::BITS | ties.key()
 }
 
 /// Bits of the number of any policy without the size of an instance.

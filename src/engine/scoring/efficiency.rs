@@ -145,24 +145,24 @@ impl Size {
             Amount::Whole => Share::WHOLE,
             Amount::Memory(memory) => {
                 let all = MemMib::new(memory.mib().saturating_mul(count));
-                let holds =
-                    |size: &&Self| matches!(size.amount, Least::Memory(most) if all <= most);
-                return SIZES.iter().find(holds).map_or("moreGiB", |size| size.name);
+                let mut sizes = SIZES.iter();
+                let size =
+                    sizes.find(|size| matches!(size.amount, Least::Memory(most) if all <= most));
+                return size.map_or("moreGiB", |size| size.name);
             }
             Amount::MigInstance(_) => return "mig",
             Amount::SharedSlot => return "slot",
         };
         let all = Share::from_millionths(share.millionths().saturating_mul(count));
-        let holds = |size: &&Self| matches!(size.amount, Least::Share(most) if all <= most);
-        SIZES.iter().find(holds).map_or_else(
-            || match all.millionths().div_ceil(Share::WHOLE.millionths()) {
-                0..=2 => "2",
-                3..=4 => "4",
-                5..=8 => "8",
-                _ => "more",
-            },
-            |size| size.name,
-        )
+        let mut sizes = SIZES.iter();
+        let size = sizes.find(|size| matches!(size.amount, Least::Share(most) if all <= most));
+        match (size, all.millionths().div_ceil(Share::WHOLE.millionths())) {
+            (Some(size), _) => size.name,
+            (None, 0..=2) => "2",
+            (None, 3..=4) => "4",
+            (None, 5..=8) => "8",
+            (None, _) => "more",
+        }
     }
 }
 
@@ -288,12 +288,9 @@ impl Figures {
 
     /// Adds the figures of other devices.
     pub fn add(&mut self, other: &Self) {
-        let sum = |into: &mut [u64], from: &[u64]| {
-            into.iter_mut().zip(from).for_each(|(into, from)| *into += from);
-        };
-        sum(&mut self.devices, &other.devices);
-        sum(&mut self.by_free_share, &other.by_free_share);
-        sum(&mut self.by_tenants, &other.by_tenants);
+        add_counts(&mut self.devices, &other.devices);
+        add_counts(&mut self.by_free_share, &other.by_free_share);
+        add_counts(&mut self.by_tenants, &other.by_tenants);
         self.overallocated += other.overallocated;
         self.share.allocated = add(self.share.allocated, other.share.allocated);
         self.share.stranded = add(self.share.stranded, other.share.stranded);
@@ -308,6 +305,10 @@ impl Figures {
             room.stranded = add_memory(room.stranded, more.stranded);
         }
     }
+}
+
+fn add_counts(sums: &mut [u64], counts: &[u64]) {
+    sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
 }
 
 /// How often `demand` fits into `free`.

@@ -99,10 +99,10 @@ impl Usability<'_> {
             let room = &self.rooms[*position];
             (room, room.free.checked_sub(*demand).expect("only what fits is tried"))
         });
-        let gone = |(room, after): (&Room, Demand)| {
-            room.free.share.millionths() - after.share.millionths()
-        };
-        let total_free = self.uses.total_free - changes.clone().map(gone).sum::<u64>();
+        let gone = changes
+            .clone()
+            .map(|(room, after)| room.free.share.millionths() - after.share.millionths());
+        let total_free = self.uses.total_free - gone.sum::<u64>();
         let mut usable: Weighted = 0;
         for (row, seen) in self.mix.rows.iter().zip(&self.uses.per_row) {
             let weight = row.weight_within(cpu);
@@ -236,8 +236,8 @@ impl Packing {
     /// If the mixes differ in weight: such fragments cannot be added.
     pub fn and(self, other: Self) -> Self {
         let weight = self.weight.max(other.weight);
-        let same = |packing: &Self| packing.weight == weight || packing.devices == 0;
-        assert!(same(&self) && same(&other), "only measurements against one mix add up");
+        let add_up = [&self, &other].iter().all(|one| one.weight == weight || one.devices == 0);
+        assert!(add_up, "only measurements against one mix add up");
         Self {
             devices: self.devices + other.devices,
             occupied: self.occupied + other.occupied,
@@ -314,19 +314,19 @@ pub fn stranded_by_device(node: &NodeState, mix: &CompiledMix) -> Vec<(usize, Sh
         .filter(|(row, seen)| seen.fitting >= row.count)
         .map(|(row, _)| (row, row.weight_within(cpu)))
         .collect();
-    let stranded = |room: &Room| {
+    let counted = rooms.iter().enumerate().filter(|(_, room)| is_counted(mix, room));
+    let stranded = counted.map(|(at, room)| {
         let users = runnable
             .iter()
             .filter(|(row, _)| fits(row.demand.of(room.class).as_ref(), room.free))
-            .map(|(_, weight)| weight);
-        let others =
-            Weighted::from(mix.total) - users.copied().map(Weighted::from).sum::<Weighted>();
+            .map(|(_, weight)| Weighted::from(*weight));
+        let others = Weighted::from(mix.total) - users.sum::<Weighted>();
         let part = Weighted::from(room.free.share.millionths()) * others;
         let millionths = part / Weighted::from(mix.total.max(1));
-        Share::from_millionths(u64::try_from(millionths).expect("at most the free share"))
-    };
-    let counted = rooms.iter().enumerate().filter(|(_, room)| is_counted(mix, room));
-    counted.map(|(at, room)| (at, stranded(room))).collect()
+        let millionths = u64::try_from(millionths).expect("at most the free share");
+        (at, Share::from_millionths(millionths))
+    });
+    stranded.collect()
 }
 
 #[cfg(test)]

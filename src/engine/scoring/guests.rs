@@ -13,7 +13,7 @@ use crate::hardware::pool::{Borrow, Enforcement};
 use crate::model::device_state::DeviceState;
 use crate::model::node_state::{NodeReporting, NodeState};
 use crate::model::reservation::{BorrowedMemory, Departure, Reservation};
-use crate::scoring::lent_memory::Taken;
+use crate::scoring::lent_memory::CountedMemory;
 use wire::ids::{DeviceId, PodUid};
 use wire::mutation::{Mutation, mutated};
 use wire::units::{Demand, MemMib, Share};
@@ -35,7 +35,7 @@ pub fn start_place(node: &NodeState, held: &Reservation) -> Option<DeviceId> {
 /// The device that a pod with one device is allocated.
 fn home_of<'a>(node: &'a NodeState, held: &Reservation) -> Option<&'a DeviceState> {
     let [placed] = &held.placement.devices[..] else { return None };
-    node.devices().iter().find(|it| it.device().id == placed.id)
+    node.devices().iter().find(|device| device.device().id == placed.id)
 }
 
 /// The devices other than its home on which a pod could start, each with the room that it would leave there.
@@ -44,7 +44,8 @@ fn places<'a>(
     held: &Reservation,
 ) -> impl Iterator<Item = (&'a DeviceState, Demand)> {
     let home = home_of(node, held).zip(held.placement.devices.first());
-    let home = home.filter(|(home, it)| is_borrower(held, it.demand, home) && takes_guests(home));
+    let home =
+        home.filter(|(home, placed)| is_borrower(held, placed.demand, home) && takes_guests(home));
     let tolerance = node.tolerance();
     home.into_iter().flat_map(move |(home, placed)| {
         let (demand, class, id) = (placed.demand, home.class(), &home.device().id);
@@ -69,7 +70,7 @@ pub fn at_start(node: &NodeState, uid: &PodUid) -> Option<Demand> {
     let held = node.reservation(uid)?;
     let [placed] = &held.placement.devices[..] else { return None };
     let on = held.guest_on().filter(|_| !held.is_going_home()).unwrap_or(&placed.id);
-    let device = node.devices().iter().find(|it| it.device().id == *on)?;
+    let device = node.devices().iter().find(|device| device.device().id == *on)?;
     let share = held.compute_limit(device.rule(), placed.demand);
     let is_alone = device.running().all(|(other, _)| other == uid);
     let limit = held.memory_limit(device.rule(), placed.demand, device.capacity().memory);
@@ -83,8 +84,9 @@ pub fn recall_excess(node: &mut NodeState) -> Vec<PodUid> {
     if has_none || mutated(Mutation::GuestsStay) {
         return Vec::new();
     }
+    let devices = node.devices().iter();
     let leaving: Vec<PodUid> =
-        node.devices().iter().flat_map(|it| must_leave(node, it, Demand::ZERO)).collect();
+        devices.flat_map(|device| must_leave(node, device, Demand::ZERO)).collect();
     node.recall(&leaving);
     leaving
 }
@@ -97,11 +99,11 @@ pub fn recall_stranded(node: &mut NodeState) -> Vec<PodUid> {
     if node.state() != NodeReporting::Reporting {
         return Vec::new();
     }
-    let stays = |held: &Reservation| held.departure == Departure::Stays || held.is_arriving();
-    let is_guest = |held: &Reservation| held.guest_on().is_some() && stays(held);
-    let all = node.reservations().iter().filter(|(_, held)| is_guest(held));
-    let stranded: Vec<PodUid> =
-        all.filter(|(uid, _)| is_stranded(node, uid)).map(|(uid, _)| uid.clone()).collect();
+    let guests = node.reservations().iter().filter(|(_, held)| held.guest_on().is_some());
+    let staying = guests
+        .filter(|(_, held)| held.departure == Departure::Stays || held.is_arriving())
+        .map(|(uid, _)| uid);
+    let stranded: Vec<PodUid> = staying.filter(|uid| is_stranded(node, uid)).cloned().collect();
     node.recall(&stranded);
     stranded
 }
@@ -112,15 +114,15 @@ pub fn is_stranded(node: &NodeState, uid: &PodUid) -> bool {
     let Some((held, on)) = held.and_then(|held| Some((held, held.guest_on()?))) else {
         return false;
     };
-    let there = node.devices().iter().find(|it| it.device().id == *on);
-    let is_lost = there.is_none_or(|it| it.is_lost);
+    let there = node.devices().iter().find(|device| device.device().id == *on);
+    let is_lost = there.is_none_or(|device| device.is_lost);
     is_lost && home_of(node, held).is_some_and(DeviceState::is_placeable)
 }
 
 /// Containers that would be restarted if a pod were allocated `demand` of a device.
 pub(crate) fn restarts_for(node: &NodeState, device: &DeviceState, demand: Demand) -> usize {
     let leaving = must_leave(node, device, demand);
-    let gives_back = to_give_back_on(node, device, (demand.memory, &leaving));
+    let gives_back = to_give_back_on(node, device, demand.memory, &leaving);
     leaving.len() + gives_back.iter().filter(|uid| !leaving.contains(uid)).count()
 }
 
@@ -132,19 +134,19 @@ fn must_leave(node: &NodeState, device: &DeviceState, more: Demand) -> Vec<PodUi
     let staying = device.guests().iter().filter(|(_, guest)| !guest.is_leaving);
     let mut guests: Vec<(&PodUid, Demand)> =
         staying.map(|(uid, guest)| (uid, guest.demand)).collect();
-    let key = |uid: &PodUid| (importance(node, uid), device.covered(uid));
-    guests.sort_by_key(|(uid, demand)| (key(uid), *demand, (*uid).clone()));
+    guests.sort_by_key(|(uid, demand)| {
+        (importance(node, uid), device.covered(uid), *demand, (*uid).clone())
+    });
     if !takes_guests(device) {
         return guests.into_iter().map(|(uid, _)| uid.clone()).collect();
     }
-    let has_room_without = |leave: &[(&PodUid, Demand)]| {
+    let leave = fewest(&guests, |leave| {
         let mut stay = guests.iter().filter(|guest| !leave.contains(guest));
         let all = taken(device)
             .and_then(|all| all.checked_add(more))
-            .and_then(|all| stay.try_fold(all, |sum, (_, it)| sum.checked_add(*it)));
+            .and_then(|all| stay.try_fold(all, |sum, (_, demand)| sum.checked_add(*demand)));
         all.is_some_and(|all| device.capacity().checked_sub(all).is_some())
-    };
-    let leave = fewest(&guests, has_room_without);
+    });
     leave.into_iter().map(|(uid, _)| uid.clone()).collect()
 }
 
@@ -177,31 +179,31 @@ pub fn to_give_back(node: &NodeState) -> Vec<PodUid> {
     if node.state() != NodeReporting::Reporting {
         return Vec::new(); // no list would show that it is back
     }
-    let none = (MemMib::ZERO, &[][..]);
-    node.devices().iter().flat_map(|device| to_give_back_on(node, device, none)).collect()
+    let devices = node.devices().iter();
+    devices.flat_map(|device| to_give_back_on(node, device, MemMib::ZERO, &[])).collect()
 }
 
-/// The same of one device, if a pod came that requests so much memory, and these pods left.
+/// The same of one device, if a pod came that requests `more` memory, and those that are `leaving` left.
 fn to_give_back_on(
     node: &NodeState,
     device: &DeviceState,
-    (more, leaving): (MemMib, &[PodUid]),
+    more: MemMib,
+    leaving: &[PodUid],
 ) -> Vec<PodUid> {
-    let gives_back = |uid: &PodUid| gives_back(node, uid);
     let is_enough = |chosen: &[&PodUid]| {
-        let part = |uid: &PodUid| match () {
-            () if leaving.contains(uid) => Taken::Nothing,
-            () if gives_back(uid) || chosen.contains(&uid) => Taken::Request,
-            () => Taken::Use,
-        };
-        device.missing_memory(node.tolerance(), more, part) == MemMib::ZERO
+        let missing = device.missing_memory(node.tolerance(), more, |uid| match () {
+            () if leaving.contains(uid) => CountedMemory::Nothing,
+            () if gives_back(node, uid) || chosen.contains(&uid) => CountedMemory::Request,
+            () => CountedMemory::Use,
+        });
+        missing == MemMib::ZERO
     };
     if is_enough(&[]) && !mutated(Mutation::TakesBackUnneeded) || mutated(Mutation::LentMemoryStays)
     {
         return Vec::new();
     }
     let mut borrowers: Vec<(i32, Reverse<MemMib>, &PodUid)> = borrowers(node, device)
-        .filter(|(uid, _)| !gives_back(uid))
+        .filter(|(uid, _)| !gives_back(node, uid))
         .map(|(uid, borrowed)| (importance(node, uid), Reverse(borrowed), uid))
         .collect();
     borrowers.sort();
@@ -233,12 +235,12 @@ pub fn waits_at_home(node: &NodeState, uid: &PodUid) -> bool {
     if !home.rule().borrow.lends_memory() {
         return false;
     }
-    let goes_first = |other: &PodUid| {
+    let leaving = home.guests().iter().filter(|(_, guest)| guest.is_leaving).map(|(uid, _)| uid);
+    let before = leaving.filter(|other| {
         let guest = node.reservation(other).and_then(|held| held.placement.guest.as_ref());
-        other < uid || guest.is_some_and(|guest| guest.leaving.is_some())
-    };
-    let leaving = home.guests().iter().filter(|(other, it)| it.is_leaving && goes_first(other));
-    let used = leaving.map(|(other, _)| home.covered(other));
+        *other < uid || guest.is_some_and(|guest| guest.leaving.is_some())
+    });
+    let used = before.map(|other| home.covered(other));
     let used = used.fold(MemMib::ZERO, |sum, one| sum.checked_add(one).unwrap_or(sum));
     let is_used = !may_start(node, home, uid)
         || used > home.unused_memory(node.tolerance()) && !mutated(Mutation::LeavingUseIgnored);
@@ -276,12 +278,13 @@ pub fn is_short_of_memory<'a>(
     mut devices: impl Iterator<Item = &'a DeviceState>,
 ) -> bool {
     devices.any(|device| {
-        let part = |uid: &PodUid| match mutated(Mutation::TakeBackBelieved) && gives_back(node, uid)
-        {
-            true => Taken::Request,
-            false => Taken::Use,
-        };
-        device.missing_memory(node.tolerance(), MemMib::ZERO, part) > MemMib::ZERO
+        let missing = device.missing_memory(node.tolerance(), MemMib::ZERO, |uid| {
+            match mutated(Mutation::TakeBackBelieved) && gives_back(node, uid) {
+                true => CountedMemory::Request,
+                false => CountedMemory::Use,
+            }
+        });
+        missing > MemMib::ZERO
     })
 }
 
@@ -290,8 +293,10 @@ pub fn borrowers<'a>(
     node: &'a NodeState,
     device: &'a DeviceState,
 ) -> impl Iterator<Item = (&'a PodUid, MemMib)> {
-    let borrowed = |(uid, demand)| (uid, device.borrowed_memory(uid, demand, node.tolerance()));
-    device.staying().map(borrowed).filter(|(_, borrowed)| *borrowed > MemMib::ZERO)
+    let borrowed = device
+        .staying()
+        .map(|(uid, demand)| (uid, device.borrowed_memory(uid, demand, node.tolerance())));
+    borrowed.filter(|(_, borrowed)| *borrowed > MemMib::ZERO)
 }
 
 /// Memory of a device that pods use above their requests, which counts as free.
@@ -373,15 +378,14 @@ pub fn may_settle(node: &NodeState, uid: &PodUid) -> bool {
 
 /// Whether a recalled guest is allocated both places already, two MIG instances, and keeps them until it is home.
 fn changes_instances(node: &NodeState, uid: &PodUid) -> bool {
-    let is_recalled = |held: &Reservation| held.departure == Departure::Recalled;
-    node.reservation(uid).is_some_and(|held| is_recalled(held) && held.changes_instances())
+    node.reservation(uid)
+        .is_some_and(|held| held.departure == Departure::Recalled && held.changes_instances())
 }
 
 /// Whether a recalled guest has room beside what is taken of its device; `None`: no guest may stay there.
 fn has_room(node: &NodeState, uid: &PodUid, taken: fn(&DeviceState) -> Option<Demand>) -> bool {
-    let Some(held) = node.reservation(uid).filter(|it| it.departure == Departure::Recalled) else {
-        return false;
-    };
+    let held = node.reservation(uid).filter(|held| held.departure == Departure::Recalled);
+    let Some(held) = held else { return false };
     let (Some(on), [placed]) = (held.guest_on(), &held.placement.devices[..]) else { return false };
     let device = node.devices().iter().find(|device| device.device().id == *on);
     device.is_some_and(|device| {

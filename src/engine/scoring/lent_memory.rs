@@ -15,7 +15,7 @@ use wire::units::{Demand, MemMib};
 
 /// How much of a pod's memory counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Taken {
+pub enum CountedMemory {
     /// It leaves.
     Nothing,
     /// It gives back what it uses above its request.
@@ -36,8 +36,8 @@ impl DeviceState {
     /// The pods that run here or come home, each with what it requests. Guests on their way home are left
     /// out.
     pub(crate) fn staying(&self) -> impl Iterator<Item = (&PodUid, Demand)> {
-        let leaves = |uid: &PodUid| self.guests.get(uid).is_some_and(|guest| guest.is_leaving);
-        self.running().filter(move |(uid, _)| !leaves(uid))
+        self.running()
+            .filter(|(uid, _)| !self.guests.get(*uid).is_some_and(|guest| guest.is_leaving))
     }
 
     /// The memory that is missing for what all these pods request and one that comes with `more`, because
@@ -48,7 +48,7 @@ impl DeviceState {
         &self,
         tolerance: MemMib,
         more: MemMib,
-        part: impl Fn(&PodUid) -> Taken,
+        part: impl Fn(&PodUid) -> CountedMemory,
     ) -> MemMib {
         if !self.rule.borrow.lends_memory() {
             return MemMib::ZERO;
@@ -59,16 +59,18 @@ impl DeviceState {
 
     /// Memory that no pod that runs here requests or uses.
     pub fn unused_memory(&self, tolerance: MemMib) -> MemMib {
-        let taken = self.taken_memory(tolerance, |_| Taken::Use);
+        let taken = self.taken_memory(tolerance, |_| CountedMemory::Use);
         self.device.capacity().checked_sub(taken).unwrap_or(MemMib::ZERO)
     }
 
     /// What these pods take of the memory, and others use of it.
-    fn taken_memory(&self, tolerance: MemMib, part: impl Fn(&PodUid) -> Taken) -> MemMib {
+    fn taken_memory(&self, tolerance: MemMib, part: impl Fn(&PodUid) -> CountedMemory) -> MemMib {
         let taken = self.staying().map(|(uid, demand)| match part(uid) {
-            Taken::Nothing => Some(MemMib::ZERO),
-            Taken::Request => Some(demand.memory),
-            Taken::Use => demand.memory.checked_add(self.borrowed_memory(uid, demand, tolerance)),
+            CountedMemory::Nothing => Some(MemMib::ZERO),
+            CountedMemory::Request => Some(demand.memory),
+            CountedMemory::Use => {
+                demand.memory.checked_add(self.borrowed_memory(uid, demand, tolerance))
+            }
         });
         let mut taken = taken.chain([Some(self.used_by_others())]);
         let taken = taken.try_fold(MemMib::ZERO, |sum, one| sum.checked_add(one?));
@@ -108,31 +110,29 @@ fn granted(
     device: &DeviceState,
     order: &LimitOrder,
 ) -> Vec<(PodUid, MemMib, bool)> {
-    let own = |uid: &PodUid, demand: Demand| demand.memory.max(device.covered(uid));
-    // Of a tenant that is away only what it still uses counts.
-    let counts = |(uid, demand)| match device.is_away(uid) {
-        true => device.covered(uid),
-        false => own(uid, demand),
-    };
     let users: BTreeMap<&PodUid, Demand> = device.users().collect();
-    let mut taken = device.users().map(counts);
+    // Of a tenant that is away only what it still uses counts.
+    let mut taken = device.users().map(|(uid, demand)| match device.is_away(uid) {
+        true => device.covered(uid),
+        false => demand.memory.max(device.covered(uid)),
+    });
     let taken = taken.try_fold(device.used_by_others(), MemMib::checked_add);
     let room = taken.and_then(|taken| device.device().capacity().checked_sub(taken));
     let mut room = room.unwrap_or(MemMib::ZERO).mib();
-    let borrowed = |uid: &PodUid| node.reservation(uid).map(|held| held.borrowed);
     let mut borrowers: Vec<(u64, &PodUid, MemMib)> = Vec::new();
     let mut limits = Vec::new();
     for uid in order.borrowers() {
         let Some(demand) = users.get(uid).copied() else { continue };
-        let is_free = borrowed(uid) == Some(BorrowedMemory::Free) && !device.is_away(uid);
+        let borrowed = node.reservation(uid).map(|held| held.borrowed);
+        let is_free = borrowed == Some(BorrowedMemory::Free) && !device.is_away(uid);
         match device.memory_limit(uid).filter(|_| is_free) {
             Some(limit) => {
-                let own = own(uid, demand);
+                let own = demand.memory.max(device.covered(uid));
                 borrowers.push((limit.mib().saturating_sub(own.mib()), uid, own));
             }
             None => {
                 // Nothing takes back what it uses above, which is not free.
-                let keeps = borrowed(uid) != Some(BorrowedMemory::GivingBack);
+                let keeps = borrowed != Some(BorrowedMemory::GivingBack);
                 limits.push((uid.clone(), demand.memory, keeps));
             }
         }

@@ -23,16 +23,15 @@ pub(crate) fn choose(
 ) -> (WasteChange, TakenList) {
     let node_waste = context.node_waste.get_or_init(|| NodeWaste::of(expected_waste, context));
     let usability = node_waste.uses.on(&expected_waste.requests_of_several, context.rooms);
-    let node = Node { expected_waste, context, node_waste, usability, after: Cell::new(None) };
+    let node =
+        NodeOfRequest { expected_waste, context, node_waste, usability, after: Cell::new(None) };
     let (change, taken) = if context.makes_instances() {
         // Places of one class differ in what they leave of their GPU.
-        let gain = |taken: &[Taken]| {
-            let (gain, spared) = node.change(taken);
-            (gain - making.of(taken), spared)
-        };
-        let taken = context
-            .first_by(|fit| (Reverse(gain(std::slice::from_ref(fit))), context.free_units(fit.0)));
-        (gain(&taken), taken)
+        let taken = context.first_by(|fit| {
+            let change = node.change_by_making(std::slice::from_ref(fit), making);
+            (Reverse(change), context.free_units(fit.0))
+        });
+        (node.change_by_making(&taken, making), taken)
     } else if context.compiled.count() == 0
         || (context.compiled.is_whole() && context.is_of_one_class())
     {
@@ -44,13 +43,12 @@ pub(crate) fn choose(
         let uses = (!context.is_of_one_class()).then(|| Uses::of(typical, context.rooms));
         let usability = uses.as_ref().map(|uses| uses.on(typical, context.rooms));
         let left = context.host_left().cpu;
-        let alone = |fit: &Taken| {
+        let ((gain, spared, _), taken) = context.first_of_distinct_by(|fit| {
             let fit = std::slice::from_ref(fit);
             let (gain, spared) = node.change(fit);
             let wanted = usability.map(|all| all.fragments_after(fit, left));
             (Reverse(gain), Reverse(spared), wanted)
-        };
-        let ((gain, spared, _), taken) = context.first_of_distinct_by(alone);
+        });
         (if taken.len() == 1 { (gain.0, spared.0) } else { node.change(&taken) }, taken)
     };
     let class = taken.first().map_or(node_waste.class, |(at, _)| context.rooms[*at].class);
@@ -63,7 +61,7 @@ pub(crate) fn choose(
 }
 
 /// One node for one request: what is the same for all its devices is computed once.
-struct Node<'a> {
+struct NodeOfRequest<'a> {
     expected_waste: &'a ExpectedWaste,
     context: &'a ScoringContext<'a>,
     node_waste: &'a NodeWaste,
@@ -72,7 +70,7 @@ struct Node<'a> {
     after: Cell<Option<(u64, f64)>>,
 }
 
-impl Node<'_> {
+impl NodeOfRequest<'_> {
     /// The waste that taking these devices avoids, and the room for several devices that it keeps,
     /// both in millionths of a GPU.
     fn change(&self, taken: &[Taken]) -> (i64, i64) {
@@ -98,5 +96,11 @@ impl Node<'_> {
             fixed(residuals + self.node_waste.host - host - self.expected_waste.taking(share), 1e6),
             fixed(self.node_waste.several - several, 1e6),
         )
+    }
+
+    /// The same where MIG instances are to be made: the waste avoided less what that costs.
+    fn change_by_making(&self, taken: &[Taken], making: &Making) -> (i64, i64) {
+        let (gain, spared) = self.change(taken);
+        (gain - making.of(taken), spared)
     }
 }

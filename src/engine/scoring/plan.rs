@@ -107,9 +107,9 @@ fn fits_on(
                 fits = together(node, compiled, fits)?;
             }
             // What is in the way of one instance is mostly in the way of others on that GPU, too.
-            let is_sure = |(position, _): &Taken| !node.is_last_choice(*position);
-            if fits.iter().filter(|fit| is_sure(fit)).count() >= compiled.count() {
-                fits.retain(|fit| is_sure(fit));
+            let sure = fits.iter().filter(|(position, _)| !node.is_last_choice(*position));
+            if sure.count() >= compiled.count() {
+                fits.retain(|(position, _)| !node.is_last_choice(*position));
             }
         }
     }
@@ -132,8 +132,7 @@ fn together(
         spot.is_none_or(|spot| !spot.profile.has_media() || gpus.insert(spot.gpu))
     });
     if fits.len() < compiled.count() {
-        let fitting = u32::try_from(fits.len()).expect("a node has few devices");
-        return Err(Rejection::DevicesTaken { fitting });
+        return Err(Rejection::DevicesTaken { fitting: device_count(fits.len()) });
     }
     Ok(fits)
 }
@@ -161,15 +160,18 @@ fn fitting_devices(compiled: &CompiledRequest, rooms: &[Room]) -> Result<Fits, R
         }
         return Ok(fits);
     }
-    let count = |number: usize| u32::try_from(number).expect("a node has few devices");
     let suitable = rooms.iter().filter(|room| compiled.demand_on(room.class).is_ok()).count();
     if suitable > 0 && suitable < compiled.count() {
-        return Err(Rejection::TooFewDevices { suitable: count(suitable) });
+        return Err(Rejection::TooFewDevices { suitable: device_count(suitable) });
     }
     if !fits.is_empty() {
-        return Err(Rejection::DevicesTaken { fitting: count(fits.len()) });
+        return Err(Rejection::DevicesTaken { fitting: device_count(fits.len()) });
     }
     Err(closest.unwrap_or(Rejection::NoDevices))
+}
+
+fn device_count(count: usize) -> u32 {
+    u32::try_from(count).expect("a node has few devices")
 }
 
 /// The placement that `place` on `node` stands for.
@@ -200,11 +202,11 @@ pub fn on_spots(node: &NodeState, compiled: &CompiledRequest, spots: &[Spot]) ->
     let rooms = node.rooms(HoldRule::Respected);
     let known = spots.iter().map(|spot| {
         let mut known = node.spots().iter().map(|known| &known.makeable);
-        known.find(|it| it.spot == *spot)
+        known.find(|known| known.spot == *spot)
     });
     let known: Vec<&Makeable> = known.collect::<Option<_>>()?;
-    let after = |at: usize| &known[at + 1..];
-    if (0..known.len()).any(|at| after(at).iter().any(|other| known[at].excludes(other))) {
+    let mut both = known.iter().enumerate();
+    if both.any(|(at, one)| known[at + 1..].iter().any(|other| one.excludes(other))) {
         return None;
     }
     let taken = spots.iter().map(|spot| {
@@ -218,7 +220,7 @@ pub fn on_spots(node: &NodeState, compiled: &CompiledRequest, spots: &[Spot]) ->
 
 /// The weakest isolation of a tenant of these devices.
 fn isolation(node: &NodeState, devices: &[PlacedDevice]) -> ConfiguredIsolation {
-    let of = |placed: &PlacedDevice| {
+    let isolations = devices.iter().map(|placed| {
         let found =
             node.devices().iter().find(|device_state| device_state.device().id == placed.id);
         match found {
@@ -227,8 +229,8 @@ fn isolation(node: &NodeState, devices: &[PlacedDevice]) -> ConfiguredIsolation 
             None if node.position_of(&placed.id).is_some() => ConfiguredIsolation::Hardware,
             None => ConfiguredIsolation::None,
         }
-    };
-    devices.iter().map(of).min().unwrap_or_default()
+    });
+    isolations.min().unwrap_or_default()
 }
 
 /// Whether a placement that was found earlier still fits, without holds.
@@ -244,16 +246,15 @@ pub fn fits_there(
     placement: &Placement,
     holds: HoldRule,
 ) -> bool {
-    let fits = |placed: &PlacedDevice| {
-        let room = node.position_of(&placed.id).map(|at| &node.rooms(holds)[at]);
-        room.is_some_and(|room| fit(compiled, room) == Ok(placed.demand))
-    };
     placement.node == *node.name()
         && placement.devices.len() == compiled.count()
         && (compiled.count() == 0 || node.placeable_for(compiled).is_ok())
         && fit_host(compiled, node.host_room(holds)).is_ok()
         && !(holds == HoldRule::Respected && node.takes_kept_host(compiled.host))
-        && placement.devices.iter().all(fits)
+        && placement.devices.iter().all(|placed| {
+            let room = node.position_of(&placed.id).map(|at| &node.rooms(holds)[at]);
+            room.is_some_and(|room| fit(compiled, room) == Ok(placed.demand))
+        })
 }
 
 #[cfg(test)]

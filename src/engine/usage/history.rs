@@ -4,7 +4,6 @@
 //! use was in each sixteenth of the allocated memory, the mean load, and when the GPUs were busy
 //! last. It starts empty; what another source measured before this process can be added, once.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use litemap::LiteMap;
@@ -12,11 +11,11 @@ use litemap::LiteMap;
 use crate::model::device_state::DeviceState;
 use crate::model::node_state::NodeState;
 use crate::model::reservation::{PlacedDevice, Reservation, ReservationState};
+use crate::usage::isolation::ReportedLists;
 use crate::usage::samples::UsageSamples;
-use wire::ids::{DeviceId, PodUid};
-use wire::seen::{DeviceUse, ReportedTenant};
-use wire::units::busy_part;
-use wire::units::{MemMib, Share, Timestamp};
+use wire::ids::PodUid;
+use wire::seen::{DeviceUse, ProcessUse};
+use wire::units::{MemMib, Share, Timestamp, busy_part};
 
 /// Steps of use relative to what is allocated, each a sixteenth; the last is for more than that.
 const STEPS: usize = 17;
@@ -88,6 +87,12 @@ pub struct History {
     pub stretches: Vec<Option<Used>>,
 }
 
+impl History {
+    fn duration_of(&self, stretches: usize) -> Duration {
+        self.every.saturating_mul(u32::try_from(stretches).unwrap_or(u32::MAX))
+    }
+}
+
 impl Usage {
     pub(crate) fn new(since: Timestamp) -> Self {
         let (peak, steps, load) = (MemMib::ZERO, [0; STEPS], (0, 0));
@@ -102,11 +107,11 @@ impl Usage {
             self.last_busy = Some(now); // it may have been, meanwhile
         }
         self.listed = Some(now);
-        self.note(used, allocated, (1, pause));
+        self.note(used, allocated, 1, pause);
     }
 
     /// Adds what `lists` lists showed in `time`.
-    fn note(&mut self, used: &Used, allocated: MemMib, (lists, time): (u32, Duration)) {
+    fn note(&mut self, used: &Used, allocated: MemMib, lists: u32, time: Duration) {
         self.peak = self.peak.max(used.memory);
         let sixteenths = (used.memory.mib().saturating_mul(16)).div_ceil(allocated.mib().max(1));
         let step = usize::try_from(sixteenths).unwrap_or(STEPS).clamp(1, STEPS) - 1;
@@ -126,15 +131,12 @@ impl Usage {
         let (None, Some(first)) = (self.before, first) else { return };
         let lists = history.every.as_secs() / LIST_EVERY.as_secs();
         let lists = u32::try_from(lists).unwrap_or(u32::MAX);
-        all.iter().flatten().for_each(|used| self.note(used, allocated, (lists, history.every)));
-        let is_idle = |used: &&Option<Used>| used.is_some_and(|used| !used.is_busy());
-        let idle = all.iter().rev().take_while(is_idle).count();
-        let long = |stretches: usize| {
-            history.every.saturating_mul(u32::try_from(stretches).unwrap_or(u32::MAX))
-        };
+        all.iter().flatten().for_each(|used| self.note(used, allocated, lists, history.every));
+        let last = all.iter().rev();
+        let idle = last.take_while(|used| used.is_some_and(|used| !used.is_busy())).count();
         // It may have begun at any time in the first one.
-        let watched = long(all.len() - first - 1);
-        self.before = Some(Before { watched, idle: long(idle).min(watched) });
+        let watched = history.duration_of(all.len() - first - 1);
+        self.before = Some(Before { watched, idle: history.duration_of(idle).min(watched) });
     }
 
     /// The part of what is allocated that `percent` of the lists did not exceed, rounded up to a
@@ -207,28 +209,22 @@ impl Usages {
     pub(crate) fn take(
         &mut self,
         node_state: &NodeState,
-        (uses, reported): (&[DeviceUse], &BTreeMap<DeviceId, BTreeMap<PodUid, ReportedTenant>>),
+        lists: ReportedLists<'_>,
         usage_samples: &UsageSamples,
         now: Timestamp,
     ) {
-        let busy = |uid: &PodUid, device: &DeviceId| reported.get(device)?.get(uid)?.busy_percent;
         for (uid, held) in node_state.reservations() {
             if held.state != ReservationState::Confirmed {
                 continue;
             }
             let parts = held.placement.runs_on().into_iter().zip(&held.placement.devices);
-            let on = |(id, part): (DeviceId, &PlacedDevice)| {
-                let busy_percent = busy(uid, &id);
+            let seen = parts.map(|(id, part)| {
                 let part = PlacedDevice { id, demand: part.demand };
-                OnDevice::of((uid, busy_percent), &part, node_state, (uses, usage_samples))
-            };
-            let seen: Option<Vec<OnDevice>> = parts.map(on).collect();
-            let shows = |seen: &DeviceUse| {
-                let mut list = seen.processes.iter().flatten();
-                list.any(|process| process.pod.as_ref() == Some(uid))
-            };
-            let Some(seen) = seen else {
-                if let Some(usage) = self.0.get_mut(uid).filter(|_| uses.iter().any(shows)) {
+                PodOnDevice::of(uid, &part, node_state, lists, usage_samples)
+            });
+            let Some(seen) = seen.collect::<Option<Vec<PodOnDevice>>>() else {
+                let is_shown = lists.uses.iter().any(|device| shows(device, uid));
+                if let Some(usage) = self.0.get_mut(uid).filter(|_| is_shown) {
                     usage.last_busy = Some(now); // what it does is not known
                 }
                 continue;
@@ -244,9 +240,11 @@ impl Usages {
             let usage = self.0.entry(uid.clone()).or_insert_with(|| Usage::new(now));
             usage.list(&Used { memory, load }, allocated(held), now);
             // Until it is restarted elsewhere it may use what it is allocated.
-            let is_own =
-                |seen: &&DeviceUse| held.placement.devices.iter().any(|it| it.id == seen.id);
-            let is_at_home = held.is_arriving() && uses.iter().filter(is_own).any(shows);
+            let is_at_home = held.is_arriving()
+                && lists.uses.iter().any(|device| {
+                    let mut own = held.placement.devices.iter();
+                    own.any(|placed| placed.id == device.id) && shows(device, uid)
+                });
             if is_at_home || seen.iter().any(|on| on.is_busy) {
                 usage.last_busy = Some(now);
             }
@@ -254,40 +252,49 @@ impl Usages {
     }
 }
 
+/// Whether a pod has a process on a device, as far as these were listed.
+fn shows(device: &DeviceUse, uid: &PodUid) -> bool {
+    device.processes.as_ref().is_some_and(|list| lists_pod(list, uid))
+}
+
+fn lists_pod(list: &[ProcessUse], uid: &PodUid) -> bool {
+    list.iter().any(|process| process.pod.as_ref() == Some(uid))
+}
+
 /// What the last list shows of a pod on one of its devices.
-struct OnDevice {
+struct PodOnDevice {
     memory: MemMib,
     load: Option<Share>,
     is_busy: bool,
 }
 
-impl OnDevice {
+impl PodOnDevice {
     /// `None` if the device was not listed, or the driver cannot say what the pod uses. If it
     /// cannot say whose kernels run either, the busy time is divided by what pods have, and a pod
     /// with a process counts as busy.
     fn of(
-        (uid, own_busy_percent): (&PodUid, Option<u8>),
+        uid: &PodUid,
         part: &PlacedDevice,
         node_state: &NodeState,
-        (uses, usage_samples): (&[DeviceUse], &UsageSamples),
+        lists: ReportedLists<'_>,
+        usage_samples: &UsageSamples,
     ) -> Option<Self> {
-        let seen = uses.iter().find(|seen| seen.id == part.id)?;
+        let seen = lists.device(&part.id)?;
         let list = seen.processes.as_ref()?;
-        let is_here = |uid: &PodUid| list.iter().any(|process| process.pod.as_ref() == Some(uid));
-        if !is_here(uid) {
+        if !lists_pod(list, uid) {
             // If the driver never reports load, a pod without a process has no known load either.
             let load = seen.busy_percent.map(|_| Share::ZERO);
             return Some(Self { memory: MemMib::ZERO, load, is_busy: false });
         }
         let own = usage_samples.on(&part.id).and_then(|on| on.pods.get(uid))?;
-        if let Some(percent) = own_busy_percent {
+        if let Some(percent) = lists.tenant(&part.id, uid).and_then(|tenant| tenant.busy_percent) {
             let load = Share::from_millionths(u64::from(percent) * 10_000);
             return Some(Self { memory: own.used, load: Some(load), is_busy: percent > 0 });
         }
         let device = node_state.devices().iter().find(|device| device.device().id == part.id);
         let present = device.into_iter().flat_map(DeviceState::running);
         let present = present
-            .filter(|(uid, _)| is_here(uid))
+            .filter(|(uid, _)| lists_pod(list, uid))
             .fold(Share::ZERO, |sum, (_, held)| sum.checked_add(held.share).unwrap_or(sum));
         let load = seen.busy_percent.map(|busy| busy_part(busy, part.demand.share, present));
         Some(Self { memory: own.used, load, is_busy: seen.busy_percent != Some(0) })

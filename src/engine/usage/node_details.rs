@@ -1,11 +1,10 @@
 //! What agents report of their nodes beside their state: driver, where devices are, faults.
 //!
-//! For people to read. It decides nothing about placement: whether a device may take tenants is its
-//! [`Health`](wire::device::Health), and which devices are near each other is its
+//! For people to read. But for the isolation that is verified with it, it decides nothing about placement: whether
+//! a device may take tenants is its [`Health`](wire::device::Health), and which devices are near each other is its
 //! [`Topology`](crate::hardware::topology::Topology). The node's state has both.
 
 use std::collections::BTreeMap;
-use wire::seen::{Condition, Driver};
 
 use crate::hardware::pool::ConfiguredIsolation;
 use crate::hardware::spots::Spot;
@@ -14,12 +13,12 @@ use crate::model::event::LedgerEvent;
 use crate::model::isolation::{DriverLimits, Mode, Rules};
 use crate::model::node_state::NodeState;
 use crate::usage::history::Usages;
-use crate::usage::isolation::{IsolationTable, Seen, tenant_isolation};
+use crate::usage::isolation::{IsolationTable, ReportedLists, SeenTenant, tenant_isolation};
 use crate::usage::samples::UsageSamples;
 use wire::device::{DeviceDetails, FailedMigOrder};
 use wire::ids::{DeviceId, PodUid};
-use wire::seen::{DeviceUse, ReportedTenant};
-use wire::units::{Demand, Timestamp};
+use wire::seen::{Condition, DeviceUse, Driver, ReportedTenant};
+use wire::units::Timestamp;
 
 /// What an agent reports of its node beside its state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -63,11 +62,11 @@ impl NodeDetails {
         &self,
         mut spots: impl Iterator<Item = &'a Spot>,
     ) -> Option<&str> {
-        let failed = |spot: &Spot| {
-            let is_it = |it: &&FailedMigOrder| it.removed.is_none() && Spot::of_failed(it) == *spot;
-            self.mig_failures.iter().find(is_it)
-        };
-        spots.find_map(failed).map(|it| it.error.as_str())
+        let failed = spots.find_map(|spot| {
+            let mut not_made = self.mig_failures.iter().filter(|order| order.removed.is_none());
+            not_made.find(|order| Spot::of_failed(order) == *spot)
+        });
+        failed.map(|order| order.error.as_str())
     }
 
     /// How many pods are kept, in all its tables together.
@@ -75,12 +74,21 @@ impl NodeDetails {
         self.usages.count() + self.usage_samples.count() + self.isolation.count()
     }
 
-    /// Applies a report, after the node's state did. Without a list of processes, this
-    /// only forgets what the node no longer has, and only after a change.
+    /// Forgets what the node no longer has, if it has changed.
+    pub(crate) fn prune(&mut self, version: u64, node_state: &NodeState) {
+        if std::mem::replace(&mut self.pruned_at, version) != version {
+            self.usage_samples.prune(node_state);
+            self.usages.prune(node_state);
+            self.isolation.prune(node_state);
+        }
+    }
+
+    /// Applies a report, after the node's state did.
     pub(crate) fn take(
         &mut self,
-        (version, node_state): (u64, &NodeState),
-        (uses, report): (&[DeviceUse], DetailsReport),
+        node_state: &NodeState,
+        uses: &[DeviceUse],
+        report: DetailsReport,
         rules: Rules,
         now: Timestamp,
     ) -> Vec<LedgerEvent> {
@@ -88,17 +96,12 @@ impl NodeDetails {
             (self.driver, self.devices) = (driver, devices);
         }
         (self.conditions, self.mig_failures) = (report.conditions, report.mig_failures);
-        if std::mem::replace(&mut self.pruned_at, version) != version {
-            self.usage_samples.prune(node_state);
-            self.usages.prune(node_state);
-            self.isolation.prune(node_state);
-        }
         let mut events = Vec::new();
         if uses.iter().any(|seen| seen.processes.is_some()) {
             events = self.usage_samples.take(node_state, uses, rules, now);
-            let seen = (uses, &report.tenants);
-            self.usages.take(node_state, seen, &self.usage_samples, now);
-            events.extend(self.isolation.take(node_state, seen, rules.limits, now));
+            let lists = ReportedLists { uses, tenants: &report.tenants };
+            self.usages.take(node_state, lists, &self.usage_samples, now);
+            events.extend(self.isolation.take(node_state, lists, rules.limits, now));
         }
         events
     }
@@ -113,14 +116,23 @@ pub(crate) fn verification(
     node_state: &NodeState,
     details: &NodeDetails,
 ) -> Vec<(DeviceId, Verification)> {
-    let of = |device: &DeviceState| {
+    let devices = node_state.devices().iter();
+    let found = devices.map(|device| (device, details.verification_of(device)));
+    let news = found.filter(|(device, found)| device.verification() != *found);
+    news.map(|(device, found)| (device.device().id.clone(), found)).collect()
+}
+
+impl NodeDetails {
+    fn verification_of(&self, device: &DeviceState) -> Verification {
         let id = &device.device().id;
-        let is_reported_missing = details.driver.is_some();
-        let can_limit = || details.devices.get(id).is_some_and(|known| known.can_limit_memory);
-        let condition = || details.conditions.get(id).copied().unwrap_or_default();
         let (mode, is_hopeless) = match device.configured_isolation() {
-            ConfiguredIsolation::Driver => (Mode::Driver, is_reported_missing && !can_limit()),
-            ConfiguredIsolation::Mps => (Mode::Mps, condition().is_mps_away()),
+            ConfiguredIsolation::Driver => {
+                let can_limit = self.devices.get(id).is_some_and(|known| known.can_limit_memory);
+                (Mode::Driver, self.driver.is_some() && !can_limit)
+            }
+            ConfiguredIsolation::Mps => {
+                (Mode::Mps, self.conditions.get(id).is_some_and(Condition::is_mps_away))
+            }
             ConfiguredIsolation::None | ConfiguredIsolation::Hardware => {
                 return Verification::Configured;
             }
@@ -128,30 +140,32 @@ pub(crate) fn verification(
         if is_hopeless {
             return Verification::Missing;
         }
-        let listed = details.isolation.devices.get(id);
-        let held = |(uid, demand): (&PodUid, &Demand)| {
+        let listed = self.isolation.devices.get(id);
+        let tenants = device.tenants().iter().filter_map(|(uid, demand)| {
             let seen = listed?.get(uid)?;
-            let found =
-                tenant_isolation(device, (uid, *demand), seen.reported, DriverLimits::Unused);
+            let found = tenant_isolation(device, uid, *demand, seen.reported, DriverLimits::Unused);
             (found.configured == mode).then_some((seen, found.verified == mode))
-        };
-        let tenants: Vec<_> = device.tenants().iter().filter_map(held).collect();
-        let is_unisolated = |reported: &ReportedTenant| match mode {
-            Mode::Mps => !reported.is_mps_client || reported.mps_limit.is_some(),
-            _ => reported.is_unlimited || reported.limit.is_some(),
-        };
-        let lacks = |seen: &Seen| seen.is_reported && is_unisolated(&seen.reported);
-        if tenants.iter().any(|(seen, is_verified)| !is_verified && lacks(seen)) {
+        });
+        let tenants: Vec<(&SeenTenant, bool)> = tenants.collect();
+        let is_missing = tenants.iter().any(|(seen, is_verified)| {
+            !is_verified && seen.is_reported && is_unisolated(&seen.reported, mode)
+        });
+        if is_missing {
             Verification::Missing
         } else if !tenants.is_empty() && tenants.iter().all(|(_, is_verified)| *is_verified) {
             Verification::Verified
         } else {
             Verification::Configured
         }
-    };
-    let found = node_state.devices().iter().map(|device| (device, of(device)));
-    let news = found.filter(|(device, found)| device.verification() != *found);
-    news.map(|(device, found)| (device.device().id.clone(), found)).collect()
+    }
+}
+
+/// Whether a tenant that should be limited in this mode certainly has no limit, or one that is too high.
+fn is_unisolated(reported: &ReportedTenant, mode: Mode) -> bool {
+    match mode {
+        Mode::Mps => !reported.is_mps_client || reported.mps_limit.is_some(),
+        _ => reported.is_unlimited || reported.limit.is_some(),
+    }
 }
 
 #[cfg(test)]
@@ -172,7 +186,7 @@ mod tests {
             grace: Duration::ZERO,
             max_limit: Share::WHOLE,
         };
-        assert_eq!(ledger.note(node, (&[], report), rules, Timestamp::START), []);
+        assert_eq!(ledger.note(node, &[], report, rules, Timestamp::START), []);
     }
 
     #[test]

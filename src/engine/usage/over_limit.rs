@@ -22,7 +22,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(300);
 
 /// What the API server answered to an eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum EvictionAnswer {
     /// The pod is ending, or is gone already.
     Ending,
     /// Not now: a disruption budget, or a fault.
@@ -43,7 +43,7 @@ struct Attempt {
     /// The devices that the pod has, and the one of which it uses too much.
     devices: BTreeSet<DeviceId>,
     /// The answer; `None` while the request runs.
-    answer: Option<Answer>,
+    answer: Option<EvictionAnswer>,
     /// When it may be requested again.
     again: Timestamp,
     /// How often it was refused.
@@ -53,12 +53,13 @@ struct Attempt {
 impl Attempt {
     /// Whether the pod may be about to end.
     fn may_be_ending(&self) -> bool {
-        self.answer != Some(Answer::Refused)
+        self.answer != Some(EvictionAnswer::Refused)
     }
 
     /// Whether another request makes sense `now`.
     fn is_due(&self, now: Timestamp) -> bool {
-        matches!(self.answer, Some(Answer::Refused | Answer::Open)) && now >= self.again
+        matches!(self.answer, Some(EvictionAnswer::Refused | EvictionAnswer::Open))
+            && now >= self.again
     }
 }
 
@@ -78,7 +79,7 @@ impl Evictions {
         now: Timestamp,
     ) -> Vec<OverLimitPod> {
         self.attempts.retain(|uid, _| is_allocated(uid));
-        over.sort_by_key(|it| (Reverse(it.seen.excess()), it.pod().uid.clone()));
+        over.sort_by_key(|over| (Reverse(over.seen.excess()), over.pod().uid.clone()));
         let mut chosen = Vec::new();
         for candidate in over {
             let is_sure = candidate.is_current
@@ -106,12 +107,12 @@ impl Evictions {
     }
 
     /// Notes the answer to an eviction.
-    pub fn settle(&mut self, uid: &PodUid, answer: Answer, now: Timestamp) {
+    pub fn settle(&mut self, uid: &PodUid, answer: EvictionAnswer, now: Timestamp) {
         let Some(attempt) = self.attempts.get_mut(uid) else { return };
         attempt.answer = Some(answer);
         match answer {
-            Answer::Ending => {}
-            Answer::Refused | Answer::Open => {
+            EvictionAnswer::Ending => {}
+            EvictionAnswer::Refused | EvictionAnswer::Open => {
                 let pause = FIRST_PAUSE.saturating_mul(1 << attempt.refusals.min(8)).min(PAUSE_MAX);
                 attempt.again = now.plus(pause);
                 attempt.refusals = attempt.refusals.saturating_add(1);
@@ -167,8 +168,8 @@ mod tests {
         };
         assert_eq!(chosen(&mut evictions, all(), 0), "q r", "`s` was seen once");
         assert_eq!(chosen(&mut evictions, all(), 9), "", "under way");
-        evictions.settle(&uid("q"), Answer::Ending, seconds(9));
-        evictions.settle(&uid("r"), Answer::Ending, seconds(9));
+        evictions.settle(&uid("q"), EvictionAnswer::Ending, seconds(9));
+        evictions.settle(&uid("r"), EvictionAnswer::Ending, seconds(9));
         assert_eq!(chosen(&mut evictions, all(), 999), "", "`q` and `r` are still ending");
         let gone = evictions.choose(all(), |pod| *pod != uid("q"), seconds(1_000));
         assert_eq!(gone.len(), 1);
@@ -182,7 +183,7 @@ mod tests {
         let mut attempt = Vec::new();
         for second in 0..1_000 {
             if chosen(&mut evictions, only(), second) == "p" {
-                evictions.settle(&uid("p"), Answer::Refused, seconds(second));
+                evictions.settle(&uid("p"), EvictionAnswer::Refused, seconds(second));
                 attempt.push(second);
             }
         }
@@ -196,10 +197,10 @@ mod tests {
         let mut evictions = Evictions::default();
         let both = || vec![over("p", "A", 10, 2), over("q", "A", 5, 2)];
         assert_eq!(chosen(&mut evictions, both(), 0), "p");
-        evictions.settle(&uid("p"), Answer::Open, seconds(0));
+        evictions.settle(&uid("p"), EvictionAnswer::Open, seconds(0));
         assert_eq!(chosen(&mut evictions, both(), 9), "", "`p` may be ending");
         assert_eq!(chosen(&mut evictions, both(), 10), "p");
-        evictions.settle(&uid("nobody"), Answer::Open, seconds(0));
+        evictions.settle(&uid("nobody"), EvictionAnswer::Open, seconds(0));
     }
 
     #[test]

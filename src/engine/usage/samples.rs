@@ -9,11 +9,10 @@ use std::time::Duration;
 use litemap::LiteMap;
 
 use crate::hardware::pool::Borrow;
-use crate::model::device_state::DeviceState;
 use crate::model::event::LedgerEvent;
 use crate::model::isolation::Rules;
 use crate::model::node_state::{NodeReporting, NodeState};
-use crate::model::reservation::{PodRef, Reservation, ReservationState};
+use crate::model::reservation::{PodRef, Reservation};
 use wire::ids::{DeviceId, NodeName, PodUid};
 use wire::mutation::{Mutation, mutated};
 use wire::seen::DeviceUse;
@@ -105,7 +104,7 @@ pub struct OverLimitPod {
 
 /// What is used beyond what is allocated, in the whole cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outside {
+pub struct UnallocatedUse {
     /// Pods that use more of a device than they may.
     pub over_limit_pods: u64,
     /// What they use beyond that.
@@ -132,8 +131,8 @@ impl UsageSamples {
 
     /// Forgets devices and pods that the node does not have.
     pub(crate) fn prune(&mut self, node_state: &NodeState) {
-        let has = |id: &DeviceId| node_state.devices().iter().any(|known| known.device().id == *id);
-        self.devices.retain(|id, _| has(id));
+        let devices = node_state.devices();
+        self.devices.retain(|id, _| devices.iter().any(|known| known.device().id == *id));
         for (_, on) in self.devices.iter_mut() {
             on.pods.retain(|uid, _| node_state.reservation(uid).is_some());
             on.limit_states.retain(|uid, _| node_state.reservation(uid).is_some());
@@ -149,16 +148,14 @@ impl UsageSamples {
         now: Timestamp,
     ) -> Vec<LedgerEvent> {
         let tolerance = rules.tolerance;
-        // Kept ids share the texts of the node's state, so that the report can be freed.
-        let device = |id: &DeviceId| {
-            let mut devices = node_state.devices().iter().map(|known| &known.device().id);
-            devices.find(|known| *known == id).cloned()
-        };
         let mut events = Vec::new();
         for seen in uses {
-            let (Some(id), Some(list)) = (device(&seen.id), &seen.processes) else { continue };
+            // Kept ids share the texts of the node's state, so that the report can be freed.
+            let mut ids = node_state.devices().iter().map(|known| &known.device().id);
+            let id = ids.find(|known| **known == seen.id).cloned();
+            let (Some(id), Some(list)) = (id, &seen.processes) else { continue };
             let before = self.devices.remove(&id);
-            let limit_states = limit_states(node_state, &id, before.as_ref(), (now, rules.grace));
+            let limit_states = limit_states(node_state, &id, before.as_ref(), now, rules.grace);
             let before = before.unwrap_or_default();
             let most = list.len().min(node_state.reservations().len());
             let pods = LiteMap::with_capacity(most);
@@ -179,19 +176,20 @@ impl UsageSamples {
             on.pods.retain(|uid, _| !unknown.contains(uid));
             for (uid, used) in &mut on.pods {
                 let Some(held) = node_state.reservation(uid) else { continue };
-                let is_tolerated = on.limit_states.get(uid).is_some_and(|it| it.tolerates(now));
+                let limit_state = on.limit_states.get(uid);
+                let is_tolerated = limit_state.is_some_and(|state| state.tolerates(now));
                 // Nothing takes back what a pod of a pool that lends compute has of memory. A pool that lends
                 // memory says itself how much each may use.
                 let by_limit = node_state.rule().borrow == Borrow::None;
                 let most = if is_tolerated && by_limit { rules.max_limit } else { Share::ZERO };
                 used.allowed = allowed(node_state, held, &seen.id, most);
                 // Lists that were judged by less than it may use now prove nothing.
-                let earlier = before.pods.get(uid).filter(|it| it.allowed >= used.allowed);
+                let earlier = before.pods.get(uid).filter(|before| before.allowed >= used.allowed);
                 let earlier = earlier.map_or(0, |earlier| earlier.lists_over);
                 if used.excess() > tolerance {
                     used.lists_over = earlier.saturating_add(1);
                 }
-                if used.lists_over == 1 && !is_ending(held) {
+                if used.lists_over == 1 && !held.is_draining() {
                     events.push(LedgerEvent::Overuse {
                         node: node_state.name().clone(),
                         device: seen.id.clone(),
@@ -246,47 +244,43 @@ impl OverLimitPod {
 /// More than any device has: stands for a sum of use that overflows its type.
 pub(crate) const BEYOND: MemMib = MemMib::new(u64::MAX);
 
-/// Whether a pod has ended, so that its use is not reported.
-fn is_ending(held: &Reservation) -> bool {
-    matches!(held.state, ReservationState::Draining { .. })
-}
-
 /// Whether the limits of all tenants of a device count at this list, from the list `before`.
 fn limit_states(
     node_state: &NodeState,
     device: &DeviceId,
     before: Option<&OnDevice>,
-    (now, grace): (Timestamp, Duration),
+    now: Timestamp,
+    grace: Duration,
 ) -> LiteMap<PodUid, LimitState> {
-    let on_it = node_state.devices().iter().find(|known| known.device().id == *device);
-    let Some(on_it) = on_it else { return LiteMap::new() };
-    let is_alone = on_it.running().count() == 1;
-    let state = |uid: &PodUid| match before {
-        // A tenant from before the first list may have been alone until now.
-        None => LimitState::Alone,
-        Some(before) => before.limit_states.get(uid).copied().unwrap_or_default(),
-    };
-    let running = on_it.running().map(|(uid, _)| uid);
-    running.map(|uid| (uid.clone(), state(uid).next(is_alone, now, grace))).collect()
+    let device_state = node_state.devices().iter().find(|known| known.device().id == *device);
+    let Some(device_state) = device_state else { return LiteMap::new() };
+    let is_alone = device_state.running().count() == 1;
+    let states = device_state.running().map(|(uid, _)| {
+        let state = match before {
+            // A tenant from before the first list may have been alone until now.
+            None => LimitState::Alone,
+            Some(before) => before.limit_states.get(uid).copied().unwrap_or_default(),
+        };
+        (uid.clone(), state.next(is_alone, now, grace))
+    });
+    states.collect()
 }
 
 /// What a pod may use of a device: what it has there, or its limit if that is more, but of the
 /// limit at most the share `most` of the device. Without a part of the device, nothing.
 fn allowed(node_state: &NodeState, held: &Reservation, device: &DeviceId, most: Share) -> MemMib {
-    let on_it = node_state.devices().iter().find(|known| known.device().id == *device);
-    let own = |known: &DeviceState| {
-        let guest = known.guests().get(&held.pod.uid).map(|guest| guest.demand);
-        known.tenants().get(&held.pod.uid).copied().or(guest)
-    };
-    let (Some(on_it), Some(allocated)) = (on_it, on_it.and_then(own)) else {
-        return MemMib::ZERO;
-    };
-    let capacity = on_it.capacity().memory;
+    let uid = &held.pod.uid;
+    let device_state = node_state.devices().iter().find(|known| known.device().id == *device);
+    let Some(device_state) = device_state else { return MemMib::ZERO };
+    let guest = device_state.guests().get(uid).map(|guest| guest.demand);
+    let allocated = device_state.tenants().get(uid).copied().or(guest);
+    let Some(allocated) = allocated else { return MemMib::ZERO };
+    let capacity = device_state.capacity().memory;
     let limit = held.request.as_ref().and_then(|request| request.limit);
-    let limit = limit.map_or(MemMib::ZERO, |it| {
-        it.at_most(most, capacity).memory_of(on_it.rule().replicas, capacity)
+    let limit = limit.map_or(MemMib::ZERO, |limit| {
+        limit.at_most(most, capacity).memory_of(device_state.rule().replicas, capacity)
     });
-    let lent = on_it.memory_limit(&held.pod.uid).unwrap_or(MemMib::ZERO);
+    let lent = device_state.memory_limit(uid).unwrap_or(MemMib::ZERO);
     if mutated(Mutation::EvictsWithinShare) {
         return MemMib::new(allocated.memory.mib() / 2);
     }

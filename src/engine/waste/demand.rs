@@ -9,7 +9,8 @@ use crate::waste::supply::NodeShapes;
 /// Part of GPU demand that is for whole nodes, by the prior.
 pub(crate) const WHOLE_NODES: f64 = 0.3;
 
-pub(crate) struct Kind<'a> {
+/// A type of request, with how often it was seen.
+pub(crate) struct WeightedRequest<'a> {
     /// `None` for a pod without a GPU.
     pub(crate) request: Option<&'a GpuRequest>,
     /// CPU, in thousandths of a core.
@@ -25,12 +26,12 @@ pub(crate) struct Kind<'a> {
 /// The prior for requests of whole nodes, which counts until enough requests have come. Such a job
 /// is rare and large, and waits longest if no node is left for it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Expected {
+pub(crate) struct WholeNodePrior {
     /// The weight of the prior, 0 to 1.
     pub(crate) prior: f64,
 }
 
-impl Expected {
+impl WholeNodePrior {
     /// After this many requests, if the prior counts as `counts_for`.
     pub(crate) fn after(requests: f64, counts_for: f64) -> Self {
         Self { prior: counts_for / (requests + counts_for) }

@@ -10,7 +10,7 @@ use std::num::NonZeroU32;
 
 use crate::hardware::device_class::{ClassId, ClassKind, DeviceClasses};
 use crate::model::request::{Amount, GpuRequest};
-use crate::waste::demand::{Expected, Kind};
+use crate::waste::demand::{WeightedRequest, WholeNodePrior};
 use crate::waste::mix_rows::MixRows;
 use crate::waste::numbers::{fixed, float, gpus};
 use crate::waste::request_mix::{RequestType, Tally};
@@ -89,24 +89,23 @@ impl ExpectedWaste {
         node_shapes: &NodeShapes,
         weights: &WasteWeights,
     ) -> Option<Self> {
-        let kinds: Vec<Kind<'_>> =
+        let kinds: Vec<WeightedRequest<'_>> =
             types.iter().map(|(kind, tally)| kind_of(kind, *tally, classes, node_shapes)).collect();
         let demand: f64 = kinds.iter().map(|kind| kind.weight * kind.gpus).sum();
         if demand <= 0.0 {
             return None;
         }
-        let is_several = |kind: &&GpuRequest| kind.count.get() > 1;
         let several: Vec<(&RequestType, u64)> = types
             .iter()
             .zip(&kinds)
-            .filter(|(_, kind)| kind.request.filter(is_several).is_some())
+            .filter(|(_, kind)| kind.request.is_some_and(|request| request.count.get() > 1))
             .map(|((of, _), kind)| {
                 (of, fixed(kind.weight * kind.gpus / demand, 1e6).unsigned_abs())
             })
             .collect();
         let whole_node = whole_node(node_shapes);
         let requests: f64 = kinds.iter().map(|kind| kind.weight).sum();
-        let expected = Expected::after(requests, weights.whole_nodes);
+        let expected = WholeNodePrior::after(requests, weights.whole_nodes);
         let several = several.into_iter().map(|(kind, part)| (kind, expected.known(part)));
         let prior = whole_node.as_ref().map(|kind| (kind, expected.prior()));
         let several = MixRows::of(several.chain(prior), classes);
@@ -183,11 +182,10 @@ impl ExpectedWaste {
 
 /// The needs of GPU demand. Needs that differ by less than a quarter are merged, so that there are
 /// a few dozen at most.
-fn needs(kinds: &[Kind<'_>], demand: f64, node_shapes: &NodeShapes) -> Vec<FourNeeds> {
+fn needs(kinds: &[WeightedRequest<'_>], demand: f64, node_shapes: &NodeShapes) -> Vec<FourNeeds> {
     let gpus = float(node_shapes.gpus());
     let (cpu, memory) = node_shapes.host();
     let usual = ((cpu / gpus).max(1.0), (memory / gpus).max(1.0));
-    let grid = |value: f64, usual: f64| fixed(4.0 * libm::log(value / usual), 1.0);
     let mut sums: BTreeMap<(i64, i64), (f64, f64, f64)> = BTreeMap::new();
     for kind in kinds.iter().filter(|kind| kind.gpus > 0.0) {
         let part = kind.weight * kind.gpus / demand;
@@ -209,8 +207,18 @@ fn needs(kinds: &[Kind<'_>], demand: f64, node_shapes: &NodeShapes) -> Vec<FourN
     needs
 }
 
+/// How far a value is from what is usual, in steps of about a quarter.
+fn grid(value: f64, usual: f64) -> i64 {
+    fixed(4.0 * libm::log(value / usual), 1.0)
+}
+
 impl Pressure {
-    fn new(kinds: &[Kind<'_>], demand: f64, node_shapes: &NodeShapes, pieces: f64) -> Self {
+    fn new(
+        kinds: &[WeightedRequest<'_>],
+        demand: f64,
+        node_shapes: &NodeShapes,
+        pieces: f64,
+    ) -> Self {
         let gpus_per_cpu = float(node_shapes.gpus()) / node_shapes.host().0.max(1.0);
         let requested: f64 = kinds.iter().map(|kind| kind.weight * kind.cpu).sum();
         let load = requested / demand * gpus_per_cpu;
@@ -229,11 +237,11 @@ impl Pressure {
 
 /// By half cores that are free: what pods without a GPU leave unused of them if all are of one
 /// type; the mean over the types, weighted by CPU.
-fn rest(kinds: &[Kind<'_>]) -> Vec<f64> {
+fn rest(kinds: &[WeightedRequest<'_>]) -> Vec<f64> {
     let mut rest = vec![0.0; HALF_CORES + 1];
-    let without = || kinds.iter().filter(|kind| kind.request.is_none() && kind.cpu > 0.0);
-    let all: f64 = without().map(|kind| kind.weight * kind.cpu).sum();
-    for kind in without() {
+    let without_gpu = kinds.iter().filter(|kind| kind.request.is_none() && kind.cpu > 0.0);
+    let all: f64 = without_gpu.clone().map(|kind| kind.weight * kind.cpu).sum();
+    for kind in without_gpu {
         let part = kind.weight * kind.cpu / all;
         for (free, rest) in
             (0..).map(|half_cores: u32| f64::from(half_cores) * 500.0).zip(&mut rest)
@@ -249,7 +257,7 @@ fn kind_of<'a>(
     tally: Tally,
     classes: &DeviceClasses,
     node_shapes: &NodeShapes,
-) -> Kind<'a> {
+) -> WeightedRequest<'a> {
     let request = kind.gpu.as_ref();
     let share = classes.map(|class| {
         let demand = request.and_then(|request| request.demand_on(class).ok());
@@ -264,7 +272,7 @@ fn kind_of<'a>(
         }
     }
     let devices = request.map_or(0.0, |request| f64::from(request.count.get()));
-    Kind {
+    WeightedRequest {
         request,
         cpu: float(kind.cpu.milli()),
         memory: float(tally.memory) / float(tally.pods.max(1)),

@@ -45,11 +45,11 @@ impl MixRows {
 
 pub(crate) fn running_sums(weights: BTreeMap<MilliCpu, u64>) -> Vec<(MilliCpu, u64)> {
     let mut sum = 0;
-    let add = |(cpu, weight)| {
+    let sums = weights.into_iter().map(|(cpu, weight)| {
         sum += weight;
         (cpu, sum)
-    };
-    weights.into_iter().map(add).collect()
+    });
+    sums.collect()
 }
 
 /// The typical requests with one GPU request.

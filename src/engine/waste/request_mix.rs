@@ -85,8 +85,7 @@ impl Mix {
     /// Whether 6 % of the requests are of other types than in `other`, so that it pays to compute
     /// all nodes again. A window of thousands moves by half as much by chance.
     pub fn differs(&self, other: &Self) -> bool {
-        let all = |mix: &Self| mix.types.iter().map(|(_, tally)| tally.pods).sum::<u64>().max(1);
-        let (ours, theirs) = (all(self), all(other));
+        let (ours, theirs) = (self.pods().max(1), other.pods().max(1));
         let mut pods: BTreeMap<&RequestType, (u64, u64)> = BTreeMap::new();
         for (kind, tally) in &self.types {
             pods.entry(kind).or_default().0 = tally.pods;
@@ -98,6 +97,10 @@ impl Mix {
         let apart = pods.values().map(|(a, b)| (a * theirs).abs_diff(b * ours));
         let apart: u128 = apart.map(u128::from).sum();
         apart * 100 > 2 * DIFFERENT_PERCENT * u128::from(ours) * u128::from(theirs)
+    }
+
+    fn pods(&self) -> u64 {
+        self.types.iter().map(|(_, tally)| tally.pods).sum()
     }
 
     /// The typical ones: the most frequent types, until they cover 95 % of all requests.

@@ -61,9 +61,10 @@ impl Residuals {
         let by_class = classes.map(|class| {
             class.is_shareable().then(|| {
                 let sizes = sizes_on(types, class);
-                let found = known.iter().find(|(law, _)| *law == sizes);
-                let waste =
-                    found.map_or_else(|| expected(&sizes, rounds).into(), |(_, it)| Arc::clone(it));
+                let waste = match known.iter().find(|(known, _)| *known == sizes) {
+                    Some((_, waste)) => Arc::clone(waste),
+                    None => expected(&sizes, rounds).into(),
+                };
                 known.push((sizes, Arc::clone(&waste)));
                 Class { capacity: class.capacity, waste }
             })
@@ -111,8 +112,7 @@ fn expected(sizes: &Sizes, rounds: usize) -> Vec<f64> {
     let leave: Vec<f64> = (0..=STEPS).map(|left| libm::exp(-small(left) / SOFTNESS)).collect();
     let mut pull: Vec<f64> = steps.iter().map(|(_, part)| *part).collect();
     for _ in 0..rounds {
-        let waste_change = value_of(&steps, &pull, &leave);
-        let taken = taken_from_empty(&steps, &pull, &waste_change);
+        let taken = taken_from_empty(&steps, &pull, &values(&steps, &pull, &leave));
         let all: f64 = taken.iter().sum();
         let mut mean = 0.0;
         for ((pull, taken), (_, part)) in pull.iter_mut().zip(&taken).zip(&steps) {
@@ -122,37 +122,37 @@ fn expected(sizes: &Sizes, rounds: usize) -> Vec<f64> {
         let level = libm::exp(-mean);
         pull.iter_mut().for_each(|pull| *pull *= level);
     }
-    let waste_change = value_of(&steps, &pull, &leave);
-    let waste = |level: usize| {
-        let whole = -SOFTNESS * libm::log(waste_change[level * STEPS / LEVELS]) / small(STEPS);
+    let values = values(&steps, &pull, &leave);
+    let waste = (0..=LEVELS).map(|level| {
+        let whole = -SOFTNESS * libm::log(values[level * STEPS / LEVELS]) / small(STEPS);
         whole + small(level % (LEVELS / STEPS)) / small(LEVELS)
-    };
-    (0..=LEVELS).map(waste).collect()
+    });
+    waste.collect()
 }
 
 /// `e^(−H/T)` by what is left, in steps, at the prices `pull`, which is `e^(−p/T)`.
-fn value_of(steps: &[(usize, f64)], pull: &[f64], leave: &[f64]) -> Vec<f64> {
-    let mut waste_change = vec![1.0];
+fn values(steps: &[(usize, f64)], pull: &[f64], leave: &[f64]) -> Vec<f64> {
+    let mut values = vec![1.0];
     for left in 1..=STEPS {
         let fitting = steps.iter().zip(pull).take_while(|((size, _), _)| *size <= left);
-        let filled: f64 = fitting.map(|((size, _), pull)| pull * waste_change[left - size]).sum();
-        waste_change.push(leave[left] + filled);
+        let filled: f64 = fitting.map(|((size, _), pull)| pull * values[left - size]).sum();
+        values.push(leave[left] + filled);
     }
-    waste_change
+    values
 }
 
 /// How often each size is put on a GPU that was empty.
-fn taken_from_empty(steps: &[(usize, f64)], pull: &[f64], waste_change: &[f64]) -> Vec<f64> {
+fn taken_from_empty(steps: &[(usize, f64)], pull: &[f64], values: &[f64]) -> Vec<f64> {
     let mut taken = vec![0.0; steps.len()];
     let mut reached = vec![0.0; STEPS + 1];
     reached[STEPS] = 1.0;
     for left in (1..=STEPS).rev() {
-        let here = reached[left] / waste_change[left];
+        let here = reached[left] / values[left];
         for (at, ((size, _), pull)) in steps.iter().zip(pull).enumerate() {
             if *size > left {
                 break;
             }
-            let part = here * pull * waste_change[left - size];
+            let part = here * pull * values[left - size];
             taken[at] += part;
             reached[left - size] += part;
         }

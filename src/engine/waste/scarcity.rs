@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use crate::hardware::device_class::{ClassId, DeviceClasses};
-use crate::waste::demand::{Expected, Kind};
+use crate::waste::demand::{WeightedRequest, WholeNodePrior};
 use crate::waste::numbers::{fixed, float};
 use crate::waste::supply::{NodeShapes, Supply};
 use crate::waste::weights::WasteWeights;
@@ -80,11 +80,11 @@ struct Bound {
 impl Scarcity {
     /// What of `kinds`, which together request `demand` GPUs, not every node shape can serve.
     pub(crate) fn new(
-        kinds: &[Kind<'_>],
+        kinds: &[WeightedRequest<'_>],
         demand: f64,
         classes: &DeviceClasses,
         node_shapes: &NodeShapes,
-        expected: Expected,
+        expected: WholeNodePrior,
         weights: &WasteWeights,
     ) -> Self {
         let mut by_count: BTreeMap<usize, f64> = BTreeMap::new();
@@ -143,10 +143,9 @@ impl Scarcity {
     /// classes that no demand is bound to.
     fn kept_nodes(&self, supply: &Supply) -> f64 {
         let Some((largest, _)) = self.by_count.last() else { return 0.0 };
-        let is_bound = |class: &usize| {
-            self.bound.iter().any(|bound| !bound.is_by_size && bound.classes.contains(class))
-        };
-        let other = (0..supply.classes()).filter(|class| !is_bound(class));
+        let by_model = self.bound.iter().filter(|bound| !bound.is_by_size);
+        let other = (0..supply.classes())
+            .filter(|class| !by_model.clone().any(|bound| bound.classes.contains(class)));
         let other: f64 = other.map(|class| float(supply.beside_nodes_with(*largest, class))).sum();
         let enough = OTHER_ROOM * self.all;
         // What is kept is weighed by the demand for several devices, which may be next to nothing.
@@ -157,10 +156,10 @@ impl Scarcity {
     /// but it may take the CPU that few large nodes have.
     pub(crate) fn prices(&self, supply: &Supply, has_gpu: bool) -> ScarcityPrices {
         let free = float(supply.free());
-        let need = |(count, part): &(usize, f64)| {
-            part * free / (float(supply.on_nodes_with(*count)) + ROUND)
-        };
-        let short = self.by_count.iter().map(need).fold(0.0, f64::max).min(1.0);
+        let needs = self.by_count.iter();
+        let needs =
+            needs.map(|(count, part)| part * free / (float(supply.on_nodes_with(*count)) + ROUND));
+        let short = needs.fold(0.0, f64::max).min(1.0);
         let mut by_class: Vec<f64> = Vec::new();
         for bound in self.bound.iter().filter(|bound| has_gpu || bound.is_by_size) {
             let there: f64 = bound.classes.iter().map(|class| float(supply.of_class(*class))).sum();
@@ -170,10 +169,10 @@ impl Scarcity {
             }
         }
         let WasteWeights { scarce, several, .. } = self.weights;
-        let price = |short: &f64| fixed(scarce * short.min(1.0), 1e3);
+        let by_class = by_class.iter().map(|short| fixed(scarce * short.min(1.0), 1e3));
         ScarcityPrices {
             several: fixed((several * short * short * short).max(self.kept_nodes(supply)), 1e3),
-            by_class: by_class.iter().map(price).collect(),
+            by_class: by_class.collect(),
         }
     }
 }

@@ -118,6 +118,10 @@ pub struct Supply {
     by_whole: [u64; MOST_WHOLE + 1],
 }
 
+fn subtract(sum: &mut u64, part: u64) {
+    *sum = sum.checked_sub(part).expect("only what was added is subtracted");
+}
+
 impl Supply {
     /// Replaces what a node adds.
     ///
@@ -130,14 +134,11 @@ impl Supply {
             self.by_class[class.position()][after.whole.min(MOST_WHOLE)] += millionths;
         }
         self.by_whole[after.whole.min(MOST_WHOLE)] += after.total();
-        let less = |sum: &mut u64, part: u64| {
-            *sum = sum.checked_sub(part).expect("only what was added is subtracted");
-        };
         for (class, millionths) in &before.free {
             let of_class = &mut self.by_class[class.position()];
-            less(&mut of_class[before.whole.min(MOST_WHOLE)], *millionths);
+            subtract(&mut of_class[before.whole.min(MOST_WHOLE)], *millionths);
         }
-        less(&mut self.by_whole[before.whole.min(MOST_WHOLE)], before.total());
+        subtract(&mut self.by_whole[before.whole.min(MOST_WHOLE)], before.total());
     }
 
     /// Free share of all GPUs.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::mig::worlds::Stage;
 use engine::hardware::layouts::{LayoutId, Layouts, Start};
 use engine::waste::mig::class::MigClassId;
-use engine::waste::mig::decision::Candidate;
+use engine::waste::mig::decision::MigCandidate;
 use engine::waste::mig::supply::MigSupply;
 
 /// An instance for a request.
@@ -67,9 +67,9 @@ impl<'a> Fleet<'a> {
     }
 
     /// The first GPU of each layout.
-    pub(crate) fn candidates(&self) -> impl Iterator<Item = Candidate<usize>> + use<'_, 'a> {
+    pub(crate) fn candidates(&self) -> impl Iterator<Item = MigCandidate<usize>> + use<'_, 'a> {
         self.equal.iter().filter_map(|((class, layout), gpus)| {
-            Some(Candidate { device: *gpus.first()?, class: *class, layout: *layout })
+            Some(MigCandidate { device: *gpus.first()?, class: *class, layout: *layout })
         })
     }
 
@@ -77,10 +77,10 @@ impl<'a> Fleet<'a> {
     pub(crate) fn candidates_but(
         &self,
         other: usize,
-    ) -> impl Iterator<Item = Candidate<usize>> + use<'_, 'a> {
+    ) -> impl Iterator<Item = MigCandidate<usize>> + use<'_, 'a> {
         self.equal.iter().filter_map(move |((class, layout), gpus)| {
             let device = *gpus.iter().find(|gpu| **gpu != other)?;
-            Some(Candidate { device, class: *class, layout: *layout })
+            Some(MigCandidate { device, class: *class, layout: *layout })
         })
     }
 
@@ -123,7 +123,7 @@ impl<'a> Fleet<'a> {
 
     fn change(&mut self, gpu: usize, to: LayoutId) {
         let (class, from) = self.gpus[gpu];
-        self.supply.change(&self.stage.classes, class, (from, to));
+        self.supply.change(&self.stage.classes, class, from, to);
         self.drop_equal(gpu, (class, from));
         self.equal.entry((class, to)).or_default().insert(gpu);
         self.gpus[gpu].1 = to;

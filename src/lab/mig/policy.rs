@@ -4,7 +4,7 @@ use crate::mig::fleet::Fleet;
 use crate::mig::worlds::Stage;
 use engine::hardware::layouts::{LayoutId, Layouts, ProfileIndex, Start};
 use engine::waste::mig::class::{MigClass, MigClassId};
-use engine::waste::mig::decision::{Candidate, Decision, Scratch};
+use engine::waste::mig::decision::{Decision, MigCandidate, Scratch};
 use engine::waste::mig::mix::MigMix;
 use engine::waste::mig::window::MigWindow;
 
@@ -106,20 +106,18 @@ impl<'a> Chooser<'a> {
     where
         'a: 'b,
     {
-        let of = (&self.mix, fleet.supply());
-        Decision::new(&self.stage.classes, of, &self.stage.kinds[kind], &mut self.scratch)
+        let (mix, supply) = (&self.mix, fleet.supply());
+        let kind = &self.stage.kinds[kind];
+        Decision::new(&self.stage.classes, mix, supply, kind, &mut self.scratch)
     }
 
     /// GPU and start for a request; `None` if it fits nowhere.
     pub(crate) fn choose(&mut self, fleet: &Fleet<'_>, kind: usize) -> Option<(usize, Start)> {
         if matches!(self.policy, MigPolicy::Ours | MigPolicy::OursWithMove) {
-            let of = (&self.mix, fleet.supply());
-            let kind = &self.stage.kinds[kind];
-            let mut decision = Decision::new(&self.stage.classes, of, kind, &mut self.scratch);
-            let chosen = decision.choose(fleet.candidates())?;
+            let chosen = self.decision(fleet, kind).choose(fleet.candidates())?;
             return Some((chosen.device, chosen.start));
         }
-        let cost = |Candidate { device, class, layout }: Candidate<usize>| {
+        let cost = |MigCandidate { device, class, layout }: MigCandidate<usize>| {
             let profile = self.stage.kinds[kind].on(class)?;
             let (cost, start) = self.table[class.0][layout.position()][profile.position()]?;
             Some((cost, device, start))

@@ -12,6 +12,7 @@ use control::shared::app::App;
 use control::shared::log_limit::LogLimit;
 use engine::hardware::spots::Spot;
 use engine::ledger::change::reports::ReportRefusal;
+use engine::ledger::query::queries::PromisedSpots;
 use engine::ledger::query::reading::Readiness;
 use engine::model::isolation::Rules;
 use engine::model::node_state::InstanceOrders;
@@ -64,8 +65,8 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
                     grace: GRACE,
                     max_limit: app.config.max_limit,
                 };
-                let seen = (&report.facts.uses[..], of_this_term(app, report.details));
-                app.outbox.push(app.ledger.note(node, seen, rules, now));
+                let details = of_this_term(app, report.details);
+                app.outbox.push(app.ledger.note(node, &report.facts.uses, details, rules, now));
             }
             keep_promises(app, node, report.promises.filter(|_| receipt.is_taken), now);
             let of = |held: &Vec<_>| held.iter().map(allocation).collect();
@@ -157,8 +158,8 @@ fn keep_promises(
         if state.waiting.group.is_none() && app.is_known_to_wait(uid, query) {
             let unbound = app.unbound(uid, now);
             let may_hold = || app.waiting.may_hold(uid, now, unbound);
-            let promised = (node, &spots[..]);
-            let kept = app.ledger.keep_promise((uid, query), promised, now, may_hold);
+            let promised = PromisedSpots { pod: uid, node, spots };
+            let kept = app.ledger.keep_promise(promised, query, now, may_hold);
             if let Some(events) = kept {
                 tracing::info!(pod_uid = %uid, node, "the place of a MIG instance that an earlier leader promised is kept");
                 app.outbox.push(events);

@@ -18,7 +18,7 @@ use control::shared::app::App;
 use engine::ledger::query::reading::{Lent, Readiness};
 use engine::model::node_state::NodeReporting;
 use engine::scoring::efficiency::Size;
-use engine::usage::samples::Outside;
+use engine::usage::samples::UnallocatedUse;
 use wire::api::page::Team;
 use wire::api::state::InstanceState;
 use wire::device::DeviceKind;
@@ -36,7 +36,7 @@ pub(crate) fn text(app: &App) -> Vec<u8> {
     if !is_leader {
         return app.metrics.text_of_process();
     }
-    let Outside { over_limit_pods, excess, untracked } = app.ledger.outside();
+    let UnallocatedUse { over_limit_pods, excess, untracked } = app.ledger.outside();
     let Lent { guests, share, memory, bursts } = app.ledger.lent();
     app.metrics.set_lent(LentFigures { guests, share, memory, bursts });
     app.metrics.set_mig(&mig(app));
@@ -250,7 +250,7 @@ mod tests {
         };
         check(0, 0);
         let report = DetailsReport { mig_failures, ..DetailsReport::default() };
-        app.ledger.note("n", (&[], report), rules, Timestamp::START);
+        app.ledger.note("n", &[], report, rules, Timestamp::START);
         check(1, 2);
         let later = Timestamp::START.plus(2 * settings().stale_after);
         app.ledger.tick(later);

@@ -100,7 +100,7 @@ fn gpu_cell(node: &NodeState, device_state: &DeviceState, sight: &mut Sight<'_>)
         let namespace = reservation.map_or("", |held| held.pod.namespace());
         let is_ended =
             reservation.is_some_and(|held| matches!(held.state, ReservationState::Draining { .. }));
-        let found = sight.details.isolation.of(device_state, (uid, *held), sight.limits);
+        let found = sight.details.isolation.of(device_state, uid, *held, sight.limits);
         tenants.push(TenantCell((
             Some(sight.legend.namespaces.position(namespace, sight.number)),
             thousandths(held.share),

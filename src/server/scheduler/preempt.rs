@@ -224,9 +224,10 @@ fn may_go<'a>(app: &'a App, pod: &SeenPod) -> impl Fn(&str) -> bool + 'a {
         let tenure =
             held.tenure.unwrap_or(Tenure { started_unix_seconds: now, ..Tenure::default() });
         let protection = tenure.protection.or_else(|| class?.protection);
-        let times = (tenure.started_unix_seconds, now);
         let is_of_others = over.is_on && over.victim(&of, &uid, tenure, true).is_none();
-        is_known && !is_of_others && !Protection::holds(protection, times, 0, false)
+        is_known
+            && !is_of_others
+            && !Protection::holds(protection, tenure.started_unix_seconds, now, 0, false)
     }
 }
 

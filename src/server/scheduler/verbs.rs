@@ -16,7 +16,7 @@ use control::shared::app::App;
 use engine::ledger::nodes::narrowing::Keys;
 use engine::ledger::query::queries::PlacementRequest;
 use engine::ledger::query::reading::Readiness;
-use engine::ledger::query::team_limit::Owner;
+use engine::ledger::query::team_limit::PodInNamespace;
 use engine::ledger::suggest::preemptors::HostRefused;
 use engine::model::rejection::Rejection;
 use engine::scoring::cost::Cost;
@@ -112,7 +112,9 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     }
     match &args.nodes {
         NodesArg::Objects(objects) => {
-            let answers: Vec<Option<Rejection>> = match app.is_at_team_limit(owner(pod), &query) {
+            let answers: Vec<Option<Rejection>> = match app
+                .is_at_team_limit(in_namespace(pod), &query)
+            {
                 true => vec![Some(Rejection::TeamLimit); objects.len()],
                 false => {
                     template::answers(app, &query, objects).into_iter().map(Result::err).collect()
@@ -161,15 +163,16 @@ fn query_of(app: &App, pod: &SeenPod, nodes: &NodesArg<'_>) -> Option<PlacementR
 }
 
 /// A pod and its namespace.
-fn owner(pod: &SeenPod) -> Owner<'_> {
-    (&pod.pod.uid, &pod.namespace)
+fn in_namespace(pod: &SeenPod) -> PodInNamespace<'_> {
+    PodInNamespace { uid: &pod.pod.uid, namespace: &pod.namespace }
 }
 
 /// The node where a pod is being bound, or where a place is held that was promised to it.
 fn own_node(app: &App, pod: &SeenPod, query: &PlacementRequest) -> Option<NodeName> {
     let uid = &pod.pod.uid;
-    let may_have =
-        |_: &NodeName| app.is_known_to_wait(uid, query) && !app.is_at_team_limit(owner(pod), query);
+    let may_have = |_: &NodeName| {
+        app.is_known_to_wait(uid, query) && !app.is_at_team_limit(in_namespace(pod), query)
+    };
     let promised_on = || app.ledger.promised_on(uid, query).filter(may_have);
     app.ledger.assumed_on(uid, query).or_else(promised_on)
 }
@@ -195,7 +198,7 @@ fn rejections(
         Some(rejection) => vec![Some(rejection); names.len()],
         None => {
             let mut answers = app.ledger.answers(query, names);
-            app.ledger.limit_to_team(owner(pod), query, names, &mut answers);
+            app.ledger.limit_to_team(in_namespace(pod), query, names, &mut answers);
             app.ledger.refuse_with_own(uid, query, names, &mut answers);
             answers.into_iter().map(Result::err).collect()
         }
@@ -223,7 +226,7 @@ fn compiled(app: &App, pod: &SeenPod, query: &PlacementRequest, names: &Names<'_
         let result = ExtenderFilterResult { passed: Passed::Names(kept), ..Default::default() };
         return (result.to_json(), Outcome::Ok);
     }
-    let waits_for = app.waits_for(owner(pod), pod.group.as_ref(), query);
+    let waits_for = app.waits_for(in_namespace(pod), pod.group.as_ref(), query);
     let teams = &app.ledger.teams;
     let is_below = |gpu| teams.may_have_anywhere(uid, &pod.namespace, gpu);
     if let Some(most) = app.config.keep_best

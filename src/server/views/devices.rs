@@ -169,7 +169,7 @@ fn tenants(
         let where_it_runs = node.devices().iter().find(|it| it.device().id == *runs_on);
         let limit = where_it_runs.and_then(|device| device.memory_limit(uid));
         let on = details.usage_samples.on(runs_on);
-        let isolation = details.isolation.of(found, (uid, *held), limits);
+        let isolation = details.isolation.of(found, uid, *held, limits);
         Tenant {
             pod_uid: uid.to_string(),
             pod: reservation.map(|held| held.pod.name.to_string()).unwrap_or_default(),

@@ -16,6 +16,7 @@ use control::shared::app::App;
 use engine::hardware::device_class::DeviceClass;
 use engine::ledger::query::own_room::Outlook;
 use engine::ledger::query::queries::Answer;
+use engine::ledger::query::team_limit::PodInNamespace;
 use engine::ledger::suggest::displacement::MOST_MOVES;
 use engine::ledger::suggest::waiting::WaitingState;
 use engine::model::node_state::{NodeReporting, NodeState};
@@ -119,8 +120,8 @@ pub fn explain(app: &App, state: &WaitingState, viewer: &Viewer) -> Explanation 
     let (waiting, query) = (&state.waiting, &state.waiting.query);
     let nodes = app.ledger.nodes();
     let names: Vec<&str> = nodes.iter().map(|node| node.name().as_str()).collect();
-    let owner = (&waiting.pod.uid, waiting.namespace.as_str());
-    let answers = app.ledger.answers_to(owner, query, &names);
+    let pod = PodInNamespace { uid: &waiting.pod.uid, namespace: &waiting.namespace };
+    let answers = app.ledger.answers_to(pod, query, &names);
     let outlook = Outlook::of(&answers);
     let why = app.why(state, &outlook, &Groups::around(app, waiting));
     let fitting = names.iter().zip(&answers).filter(|(_, answer)| answer.is_ok());

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use dashmap::Entry;
 
 use crate::ledger::nodes::state::Ledger;
+use crate::ledger::nodes::teams::Teams;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::model::device_state::{DeviceState, HoldRule, Origin};
 use crate::model::event::LedgerEvent;
@@ -68,11 +69,8 @@ pub enum ToMake {
 
 impl ToMake {
     fn of(node_state: &NodeState, placement: &Placement) -> Self {
-        let is_promised = |id: &DeviceId| {
-            let mut devices = node_state.devices().iter();
-            devices.any(|it| it.device().id == *id && it.origin() == Origin::Promised)
-        };
-        let mut promised = placement.devices.iter().filter(|placed| is_promised(&placed.id));
+        let placed = placement.devices.iter();
+        let mut promised = placed.filter(|placed| is_promised(node_state, &placed.id));
         let has_failed = promised.clone().any(|placed| node_state.has_failed(&placed.id));
         match promised.next() {
             None => Self::Nothing,
@@ -80,6 +78,12 @@ impl ToMake {
             Some(_) => Self::Waits,
         }
     }
+}
+
+/// Whether a device is a MIG instance that is not made yet.
+fn is_promised(node_state: &NodeState, id: &DeviceId) -> bool {
+    let mut devices = node_state.devices().iter();
+    devices.any(|device| device.device().id == *id && device.origin() == Origin::Promised)
 }
 
 /// Memory of a device that a pod uses above its request, and others lack.
@@ -150,13 +154,10 @@ impl Ledger {
                 let placement = node_entry
                     .change(|node_state| {
                         stood_here = node_state.standing_holds().contains_key(&pod.uid);
-                        let may_have = |node_state: &NodeState, placement: &Placement| {
-                            let gpu = query.gpu.as_ref();
-                            let charge = self.teams.placed_charge(node_state, placement, gpu);
-                            self.teams.admit(&pod.uid, pod.namespace(), charge)
-                        };
                         let mix = &cluster.compiled;
-                        assume(node_state, pod, &compiled, query, (mix, now), &may_have)
+                        let pending = PendingBind { pod, query, compiled: &compiled, mix, now };
+                        pending
+                            .assume(node_state, &self.teams)
                             .map(|placement| spread(node_state, &pod.uid, placement))
                     })
                     .map_err(ReserveError::Rejection)?;
@@ -170,9 +171,9 @@ impl Ledger {
 
     /// The guests of a node, or of all nodes, that are to go home and have not left yet.
     pub fn recalled(&self, node: Option<&str>) -> Vec<PodRef> {
-        let is_recalled =
-            |departure| matches!(departure, Departure::Recalled | Departure::Settling);
-        self.departing(node, is_recalled)
+        self.departing(node, |departure| {
+            matches!(departure, Departure::Recalled | Departure::Settling)
+        })
     }
 
     /// The same, with those whose containers have ended where they were guests.
@@ -213,10 +214,10 @@ impl Ledger {
     pub fn binding_on(&self, node: &str, device: &DeviceId) -> Vec<PodRef> {
         let Some(at) = self.position(node) else { return Vec::new() };
         self.node_entry(at).look(|_, node_state| {
-            let is_on = |held: &&Reservation| {
-                is_assumed(Some(held)) && held.placement.devices.iter().any(|it| it.id == *device)
-            };
-            let held = node_state.reservations().values().filter(is_on);
+            let held = node_state.reservations().values().filter(|held| {
+                let mut placed = held.placement.devices.iter();
+                is_assumed(Some(held)) && placed.any(|placed| placed.id == *device)
+            });
             held.map(|held| held.pod.clone()).collect()
         })
     }
@@ -224,9 +225,8 @@ impl Ledger {
     /// The placement to post for a pod that is being bound, and the pods that it waits for. A pod that was
     /// to be a guest is at home, if its room was given to another pod meanwhile.
     pub fn to_post(&self, uid: &PodUid) -> Option<ToPost> {
-        let is_recalled =
-            |held: &Reservation| is_assumed(Some(held)) && held.departure == Departure::Recalled;
-        if self.reservation(uid).is_some_and(|held| is_recalled(&held)) {
+        let held = self.reservation(uid).filter(|held| is_assumed(Some(held)));
+        if held.is_some_and(|held| held.departure == Departure::Recalled) {
             self.change_guest(uid, |node_state| node_state.start_at_home(uid));
         }
         self.reserved(uid)
@@ -238,27 +238,24 @@ impl Ledger {
         self.node_entry(at).look(|_, node_state| {
             let placement = node_state.reservation(uid)?.placement.clone();
             let runs_on = placement.runs_on();
-            let is_its = |device: &&DeviceState| {
+            let devices = node_state.devices().iter().filter(|device| {
                 let id = &device.device().id;
                 placement.devices.iter().any(|placed| placed.id == *id) || runs_on.contains(id)
-            };
-            let devices = node_state.devices().iter().filter(is_its);
+            });
             let guests = devices.flat_map(DeviceState::guests);
             let leaving = guests.filter(|(_, guest)| guest.is_leaving).map(|(uid, _)| uid.clone());
             let here = node_state.devices().iter();
             let here = here.filter(|device| runs_on.contains(&device.device().id));
-            let giving_back = here.clone().flat_map(|it| guests::in_the_way(node_state, it));
+            let giving_back =
+                here.clone().flat_map(|device| guests::in_the_way(node_state, device));
             let is_ignored = mutated(Mutation::LentMemoryIgnored);
             let giving_back = giving_back.filter(|_| !is_ignored);
             let waits_for = leaving.chain(giving_back).collect();
             let is_short = guests::is_short_of_memory(node_state, here.clone()) && !is_ignored;
-            let is_short =
-                is_short || !here.clone().all(|it| guests::may_start(node_state, it, uid));
-            let takes_pods = |it: &DeviceState| it.device().kind != DeviceKind::MigParent;
-            let is_it = |it: &DeviceState, id: &DeviceId| it.device().id == *id && takes_pods(it);
-            let is_there = |id: &DeviceId| node_state.devices().iter().any(|it| is_it(it, id));
+            let may_start = here.clone().all(|device| guests::may_start(node_state, device, uid));
+            let is_short = is_short || !may_start;
             let mut all = placement.devices.iter().map(|placed| &placed.id).chain(&runs_on);
-            let is_gone = !all.all(is_there);
+            let is_gone = !all.all(|id| has_device_for_pods(node_state, id));
             let instance = ToMake::of(node_state, &placement);
             Some(ToPost { placement, waits_for, is_short, is_gone, instance })
         })
@@ -315,9 +312,10 @@ impl Ledger {
     pub fn owes_memory(&self, uid: &PodUid) -> Option<Debt> {
         let at = self.pods.get(uid).map(|at| *at)?;
         self.node_entry(at).look(|_, node_state| {
-            let owes = |it: &&DeviceState| guests::in_the_way(node_state, it).contains(uid);
-            let device = node_state.devices().iter().find(owes)?;
-            let (_, demand) = device.staying().find(|(it, _)| *it == uid)?;
+            let mut devices = node_state.devices().iter();
+            let device =
+                devices.find(|device| guests::in_the_way(node_state, device).contains(uid))?;
+            let (_, demand) = device.staying().find(|(other, _)| *other == uid)?;
             Some(Debt {
                 node: node_state.name().clone(),
                 device: device.device().id.clone(),
@@ -338,9 +336,9 @@ impl Ledger {
         self.node_entry(at).look(|_, node_state| {
             let on = node_state.reservation(uid).map(|held| held.placement.runs_on());
             let mut devices = node_state.devices().iter();
-            devices.all(|it| {
-                let runs_here = on.as_ref().is_some_and(|on| on.contains(&it.device().id));
-                !runs_here || guests::may_start(node_state, it, uid)
+            devices.all(|device| {
+                let runs_here = on.as_ref().is_some_and(|on| on.contains(&device.device().id));
+                !runs_here || guests::may_start(node_state, device, uid)
             })
         })
     }
@@ -354,7 +352,8 @@ impl Ledger {
     pub fn listed(&self, node: &str, device: &DeviceId) -> Option<Timestamp> {
         let at = self.position(node)?;
         self.node_entry(at).look(|_, node_state| {
-            node_state.devices().iter().find(|it| it.device().id == *device)?.listed()
+            let mut devices = node_state.devices().iter();
+            devices.find(|known| known.device().id == *device)?.listed()
         })
     }
 
@@ -412,25 +411,9 @@ impl Ledger {
     /// Calls a guest home that cannot start where it is one. Not one that is on its way there: its home may be in
     /// use by the container before.
     pub fn call_home(&self, uid: &PodUid) {
-        let is_there = |node_state: &NodeState| {
-            node_state.reservation(uid).is_some_and(|held| {
-                let is_settled = match held.departure {
-                    Departure::Stays | Departure::Arrives { clean_lists: Some(_) } => true,
-                    Departure::Arrives { clean_lists: None }
-                    | Departure::Recalled
-                    | Departure::Restarted { .. }
-                    | Departure::Gone
-                    | Departure::Settling => false,
-                };
-                is_settled
-                    && held.state == ReservationState::Confirmed
-                    && held.guest_on().is_some()
-                    && !held.changes_instances()
-            })
-        };
-        if self.look_at_guest(uid, is_there) {
+        if self.look_at_guest(uid, |node_state| is_guest_that_stays(node_state, uid)) {
             self.change_guest(uid, |node_state| {
-                if is_there(node_state) {
+                if is_guest_that_stays(node_state, uid) {
                     node_state.recall(std::slice::from_ref(uid));
                 }
             });
@@ -554,11 +537,7 @@ impl Ledger {
     pub fn placed(&self) -> Vec<PodUid> {
         let mut placed = Vec::new();
         self.look_at_each(|node_state| {
-            let lives = |held: &&Reservation| match held.state {
-                ReservationState::Assumed { .. } | ReservationState::Confirmed => true,
-                ReservationState::Draining { .. } => false,
-            };
-            let held = node_state.reservations().values().filter(lives);
+            let held = node_state.reservations().values().filter(|held| !held.is_draining());
             placed.extend(held.map(|held| held.pod.uid.clone()));
         });
         placed
@@ -586,43 +565,101 @@ impl Ledger {
     }
 }
 
-/// Reserves room for the pod. Its hold ends only if there is a placement.
-fn assume(
-    node_state: &mut NodeState,
-    pod: &PodRef,
-    compiled: &CompiledRequest,
-    query: &PlacementRequest,
-    (mix, now): (&CompiledMix, Timestamp),
-    may_have: &dyn Fn(&NodeState, &Placement) -> bool,
-) -> Result<Placement, Rejection> {
-    let hold = node_state.release(&pod.uid);
-    let standing = node_state.stand_down(&pod.uid);
-    let on_hold = hold.as_ref().map(|hold| hold.placement.clone());
-    let own = standing.as_ref().map(|standing| &standing.placement);
-    let placed = place((node_state, own), compiled, query, mix, on_hold).and_then(|placement| {
-        // The last check: from here on it counts.
-        may_have(node_state, &placement).then_some(placement).ok_or(Rejection::TeamLimit)
-    });
-    let placement = placed.inspect_err(|_| {
-        if let Some(hold) = hold {
-            node_state.hold(pod.uid.clone(), hold);
+/// Whether a node has a device that can have tenants.
+fn has_device_for_pods(node_state: &NodeState, id: &DeviceId) -> bool {
+    let mut devices = node_state.devices().iter().map(DeviceState::device);
+    devices.any(|device| device.id == *id && device.kind != DeviceKind::MigParent)
+}
+
+/// Whether a bound pod runs as a guest and is not on its way to another device.
+fn is_guest_that_stays(node_state: &NodeState, uid: &PodUid) -> bool {
+    node_state.reservation(uid).is_some_and(|held| {
+        let is_settled = match held.departure {
+            Departure::Stays | Departure::Arrives { clean_lists: Some(_) } => true,
+            Departure::Arrives { clean_lists: None }
+            | Departure::Recalled
+            | Departure::Restarted { .. }
+            | Departure::Gone
+            | Departure::Settling => false,
+        };
+        is_settled
+            && held.state == ReservationState::Confirmed
+            && held.guest_on().is_some()
+            && !held.changes_instances()
+    })
+}
+
+/// A pod that is about to be bound to a node.
+struct PendingBind<'a> {
+    pod: &'a PodRef,
+    query: &'a PlacementRequest,
+    compiled: &'a CompiledRequest,
+    mix: &'a CompiledMix,
+    now: Timestamp,
+}
+
+impl PendingBind<'_> {
+    /// Reserves room for the pod. Its hold ends only if there is a placement.
+    fn assume(&self, node_state: &mut NodeState, teams: &Teams) -> Result<Placement, Rejection> {
+        let pod = self.pod;
+        let hold = node_state.release(&pod.uid);
+        let standing = node_state.stand_down(&pod.uid);
+        let on_hold = hold.as_ref().map(|hold| &hold.placement);
+        let own = standing.as_ref().map(|standing| &standing.placement);
+        let placed = self.place(node_state, on_hold, own).and_then(|placement| {
+            // The last check: from here on it counts.
+            let charge = teams.placed_charge(node_state, &placement, self.query.gpu.as_ref());
+            let may_have = teams.admit(&pod.uid, pod.namespace(), charge);
+            may_have.then_some(placement).ok_or(Rejection::TeamLimit)
+        });
+        let placement = placed.inspect_err(|_| {
+            if let Some(hold) = hold {
+                node_state.hold(pod.uid.clone(), hold);
+            }
+            if let Some(standing) = standing {
+                node_state.stand(pod.uid.clone(), standing);
+            }
+        })?;
+        node_state.allocate(Reservation {
+            pod: pod.clone(),
+            placement: placement.clone(),
+            host: self.compiled.host,
+            state: ReservationState::Assumed { since: self.now },
+            request: self.compiled.gpu.clone().map(Arc::new),
+            tenure: None,
+            departure: Departure::Stays,
+            borrowed: BorrowedMemory::Free,
+            is_hung: false,
+        });
+        Ok(placement)
+    }
+
+    /// A placement for the pod: its hold, one beside all holds, the room that was kept for it, or any one if holds
+    /// are ignored.
+    fn place(
+        &self,
+        node_state: &NodeState,
+        on_hold: Option<&Placement>,
+        own_room: Option<&Placement>,
+    ) -> Result<Placement, Rejection> {
+        let (compiled, strategy) = (self.compiled, &self.query.strategy);
+        if let Some(on_hold) = on_hold
+            && (plan::still_fits(node_state, compiled, on_hold) || mutated(Mutation::HoldTrusted))
+        {
+            return Ok(on_hold.clone());
         }
-        if let Some(standing) = standing {
-            node_state.stand(pod.uid.clone(), standing);
+        let beside = plan::evaluate(node_state, compiled, strategy, self.mix, HoldRule::Respected);
+        if beside.is_err()
+            && let Some(own_room) = own_room
+            && plan::still_fits(node_state, compiled, own_room)
+        {
+            return Ok(own_room.clone());
         }
-    })?;
-    node_state.allocate(Reservation {
-        pod: pod.clone(),
-        placement: placement.clone(),
-        host: compiled.host,
-        state: ReservationState::Assumed { since: now },
-        request: compiled.gpu.clone().map(Arc::new),
-        tenure: None,
-        departure: Departure::Stays,
-        borrowed: BorrowedMemory::Free,
-        is_hung: false,
-    });
-    Ok(placement)
+        let found = beside.or_else(|_| {
+            plan::evaluate(node_state, compiled, strategy, self.mix, HoldRule::Ignored)
+        })?;
+        Ok(plan::placement(node_state, &found))
+    }
 }
 
 /// Calls home the guests whose room the pod is allocated now, and lets the pod itself run where it has
@@ -633,33 +670,6 @@ fn spread(node_state: &mut NodeState, uid: &PodUid, placement: Placement) -> Pla
     let Some(on) = on else { return placement };
     node_state.lend(uid, on.clone());
     Placement { guest: Some(Guest { on, spot: None, leaving: None }), ..placement }
-}
-
-/// A placement for the pod: its hold, one beside all holds, the room that was kept for it, or any one if holds are
-/// ignored.
-fn place(
-    (node_state, own_room): (&NodeState, Option<&Placement>),
-    compiled: &CompiledRequest,
-    query: &PlacementRequest,
-    mix: &CompiledMix,
-    on_hold: Option<Placement>,
-) -> Result<Placement, Rejection> {
-    let still_fits = |on_hold: &Placement| {
-        plan::still_fits(node_state, compiled, on_hold) || mutated(Mutation::HoldTrusted)
-    };
-    if let Some(on_hold) = on_hold.filter(still_fits) {
-        return Ok(on_hold);
-    }
-    let beside = plan::evaluate(node_state, compiled, &query.strategy, mix, HoldRule::Respected);
-    if beside.is_err()
-        && let Some(own_room) = own_room.filter(|it| plan::still_fits(node_state, compiled, it))
-    {
-        return Ok(own_room.clone());
-    }
-    let found = beside.or_else(|_| {
-        plan::evaluate(node_state, compiled, &query.strategy, mix, HoldRule::Ignored)
-    })?;
-    Ok(plan::placement(node_state, &found))
 }
 
 /// Whether a pod is being bound.

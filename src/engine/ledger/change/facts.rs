@@ -15,8 +15,7 @@ use crate::model::event::LedgerEvent;
 use crate::model::node_state::{NodeReporting, NodeState};
 use crate::model::request::{GpuRequest, Movable};
 use crate::model::reservation::{
-    BorrowedMemory, Departure, Guest, OtherPod, Placement, PodRef, Reservation, ReservationState,
-    Tenure,
+    BorrowedMemory, Departure, OtherPod, Placement, PodRef, Reservation, ReservationState, Tenure,
 };
 use crate::scoring::guests;
 use crate::waste::request_mix::{Mix, RequestType};
@@ -65,6 +64,16 @@ pub struct MoveFact {
     pub is_of_earlier: bool,
 }
 
+impl PodFact {
+    fn edited(&self, node: &NodeName) -> LedgerEvent {
+        LedgerEvent::PlacementEdited { pod: self.pod.clone(), node: node.clone() }
+    }
+
+    fn unplaced(&self, node: &NodeName) -> LedgerEvent {
+        LedgerEvent::Unplaced { pod: self.pod.clone(), node: node.clone() }
+    }
+}
+
 impl Ledger {
     /// Notes that a node exists, with the CPU and host memory that it offers.
     pub fn see_node(&self, name: &NodeName, host: HostAmount, pool: PoolName) -> Vec<LedgerEvent> {
@@ -83,8 +92,10 @@ impl Ledger {
         }
         // What did not fit under the old rule of the pool, or might not use the old pool, may fit now.
         let room = LedgerEvent::Room(name.clone());
-        let is_open = || self.node_entry(at).read().placeable().is_ok();
-        if (is_shared_again || is_moved) && !events.contains(&room) && is_open() {
+        if (is_shared_again || is_moved)
+            && !events.contains(&room)
+            && self.node_entry(at).read().placeable().is_ok()
+        {
             events.push(room);
         }
         self.are_shapes_old.fetch_or(is_new, Ordering::AcqRel);
@@ -152,17 +163,15 @@ impl Ledger {
         let _stays = self.stay();
         let Some(at) = self.position_for_pod(node) else {
             // A pod without a GPU counts only with what it takes of a node that exists.
-            let unplaced = LedgerEvent::Unplaced { pod: fact.pod.clone(), node: node.clone() };
-            return Vec::from_iter(fact.wants_gpu.then_some(unplaced));
+            return Vec::from_iter(fact.wants_gpu.then(|| fact.unplaced(node)));
         };
         let entry = self.pods.entry(uid.clone());
         if self.ended().contains(uid) && !mutated(Mutation::EndedPodComesBack) {
             return Vec::new();
         }
         let mut held_at = entry.or_insert(at);
-        let edited = || LedgerEvent::PlacementEdited { pod: fact.pod.clone(), node: node.clone() };
         if *held_at != at && keeps_devices(self.node_entry(*held_at).read().reservation(uid)) {
-            return vec![edited()];
+            return vec![fact.edited(node)];
         }
         let before = std::mem::replace(&mut *held_at, at);
         let mut events = self.let_go(uid);
@@ -174,15 +183,16 @@ impl Ledger {
         let (mut is_placed, mut is_edited, mut is_made_again) = (true, false, false);
         events.extend(self.change_node(at, |node_state| {
             let held = node_state.reservation(uid);
-            let keeps = |held: &&Reservation| {
+            let kept_before = held.filter(|held| {
                 let is_kept = keeps_devices(Some(held)) || is_as_chosen(fact, held);
                 is_kept && !mutated(Mutation::EditBelieved)
-            };
-            match (held.filter(keeps), &fact.placement) {
+            });
+            match (kept_before, &fact.placement) {
                 (Some(held), written) => {
                     let held = moved(fact, held, node_state.rule(), now);
-                    let is_known = |written: &Placement| is_written(written, &held.placement);
-                    is_edited = !written.as_ref().is_some_and(is_known);
+                    is_edited = !written
+                        .as_ref()
+                        .is_some_and(|written| is_written(written, &held.placement));
                     node_state.allocate(kept(fact, &held, node_state));
                 }
                 (None, Some(written)) => {
@@ -201,16 +211,18 @@ impl Ledger {
             guests::recall_excess(node_state);
             self.teams.see(uid, node_state);
             is_placed = node_state.reservation(uid).is_some();
-            is_made_again =
-                fact.placement.as_ref().is_some_and(|it| node_state.has_made_again(uid, it));
+            is_made_again = fact
+                .placement
+                .as_ref()
+                .is_some_and(|written| node_state.has_made_again(uid, written));
         }));
         if is_edited {
-            events.push(edited());
+            events.push(fact.edited(node));
         } else if is_made_again {
             events.push(LedgerEvent::MadeAgain { pod: fact.pod.clone() });
         }
         if fact.wants_gpu && !is_placed {
-            events.push(LedgerEvent::Unplaced { pod: fact.pod.clone(), node: node.clone() });
+            events.push(fact.unplaced(node));
         }
         events
     }
@@ -257,9 +269,11 @@ impl Ledger {
     pub fn tick(&self, now: Timestamp) -> Vec<LedgerEvent> {
         let mut events = Vec::new();
         if mutated(Mutation::ReservationTimesOut) {
-            let is_old = |held: &Reservation| matches!(held.state, ReservationState::Assumed { since } if now.since(since) >= Duration::from_secs(5));
             for pod in self.assumed() {
-                if self.reservation(&pod.uid).is_some_and(|held| is_old(&held)) {
+                let state = self.reservation(&pod.uid).map(|held| held.state);
+                if let Some(ReservationState::Assumed { since }) = state
+                    && now.since(since) >= Duration::from_secs(5)
+                {
                     events.extend(self.forget(&pod.uid));
                 }
             }
@@ -371,9 +385,10 @@ fn kept(fact: &PodFact, held: &Reservation, node_state: &NodeState) -> Reservati
 
 /// A reservation after what the pod shows about where it runs.
 fn moved(fact: &PodFact, held: &Reservation, rule: PoolRule, now: Timestamp) -> Reservation {
-    let is_restartable = |request: &GpuRequest| request.movable == Movable::Restart;
+    let request = held.request.as_deref();
+    let is_restartable = request.is_some_and(|request| request.movable == Movable::Restart);
     // The version before this one moved such pods to other MIG instances.
-    let changes_instances = rule.mig.makes() && held.request.as_deref().is_some_and(is_restartable);
+    let changes_instances = rule.mig.makes() && is_restartable;
     // The version before this one also let pods start elsewhere that used no GPU.
     let lends = rule.borrow != Borrow::None;
     let may_be_moved = lends && held.may_borrow() || changes_instances;
@@ -450,15 +465,19 @@ fn has_other_instance(written: &Placement, held: &Placement) -> bool {
 /// Whether it is written that the container of a pod which runs at home starts on another device, or that such a
 /// pod stays at home after all.
 fn starts_elsewhere(written: &Placement, held: &Reservation) -> bool {
-    let is_staying = |guest: &Option<Guest>| guest.as_ref().is_some_and(|it| it.leaving.is_none());
     match (held.guest_on(), &written.guest) {
-        (None, written) => is_staying(written),
-        (Some(_), None) => is_staying(&held.placement.guest),
+        (None, _) => has_staying_guest(written),
+        (Some(_), None) => has_staying_guest(&held.placement),
         (Some(on), Some(guest)) => {
             let is_other = guest.on != *on;
-            is_other && is_staying(&held.placement.guest) && is_staying(&written.guest)
+            is_other && has_staying_guest(&held.placement) && has_staying_guest(written)
         }
     }
+}
+
+/// Whether the pod is a guest without a written move home.
+fn has_staying_guest(placement: &Placement) -> bool {
+    placement.guest.as_ref().is_some_and(|guest| guest.leaving.is_none())
 }
 
 /// Whether a pod that shows this placement shows what the ledger has. Its move may not be shown yet.
@@ -490,6 +509,7 @@ fn is_as_chosen(fact: &PodFact, held: &Reservation) -> bool {
         _ => false,
     };
     let are_same_devices = written.node == chosen.node
-        && written.devices.iter().map(|it| &it.id).eq(chosen.devices.iter().map(|it| &it.id));
+        && written.devices.len() == chosen.devices.len()
+        && written.devices.iter().zip(&chosen.devices).all(|(own, its)| own.id == its.id);
     is_written(written, chosen) || (fact.bound_by_us && is_same_request && are_same_devices)
 }

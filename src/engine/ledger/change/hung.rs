@@ -25,16 +25,17 @@ pub struct Hung {
 impl Ledger {
     /// Notes which pods hang at this time, also on the wall clock, and returns those that did not before. Looks at
     /// all nodes, and locks one at a time.
-    pub fn note_hung(&self, (now, unix_seconds): (Timestamp, i64)) -> Vec<Hung> {
+    pub fn note_hung(&self, now: Timestamp, unix_seconds: i64) -> Vec<Hung> {
         let _stays = self.stay();
         let node_table = self.node_table();
         let mut hung = Vec::new();
         for at in node_table.present() {
             let node_entry = &node_table[at];
             let is_ready = node_entry.is_ready();
-            let hangs = |held: &Reservation| is_hung(held, is_ready, (now, unix_seconds));
-            let differs = |held: &Reservation| hangs(held) != held.is_hung;
-            if !node_entry.read().reservations().values().any(differs) {
+            let hangs = |held: &Reservation| is_hung(held, is_ready, now, unix_seconds);
+            let has_changed =
+                node_entry.read().reservations().values().any(|held| hangs(held) != held.is_hung);
+            if !has_changed {
                 continue;
             }
             node_entry.change(|node_state| {
@@ -52,7 +53,7 @@ impl Ledger {
 
 /// Whether a pod hangs: the time is over at which it was to have ended, or kubelet is away that should end it; or it
 /// is gone and lists still show its processes.
-fn is_hung(held: &Reservation, is_ready: bool, (now, unix_seconds): (Timestamp, i64)) -> bool {
+fn is_hung(held: &Reservation, is_ready: bool, now: Timestamp, unix_seconds: i64) -> bool {
     match held.state {
         ReservationState::Assumed { .. } => false,
         ReservationState::Confirmed => held.tenure.is_some_and(|tenure| {

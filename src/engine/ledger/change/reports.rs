@@ -133,6 +133,10 @@ pub enum ReportRefusal {
 }
 
 impl ReportRefusal {
+    fn unknown(node: &str) -> Self {
+        Self::UnknownNode { node: node.to_owned() }
+    }
+
     /// Short name for the log; a closed set.
     pub fn label(&self) -> &'static str {
         match self {
@@ -153,7 +157,8 @@ impl ReportRefusal {
 fn checked_session(
     session: &Session,
     report: &NodeReport,
-    (is_repeated, is_fresh): (bool, bool),
+    is_repeated: bool,
+    is_fresh: bool,
 ) -> Result<Option<u64>, ReportRefusal> {
     let is_known_agent = session.agent == report.agent && session.id.is_some();
     let last_of_earlier =
@@ -221,14 +226,13 @@ impl Ledger {
         now: Timestamp,
     ) -> Result<Receipt, ReportRefusal> {
         let _stays = self.stay();
-        let unknown = || ReportRefusal::UnknownNode { node: node.to_owned() };
-        let at = self.position(node).ok_or_else(unknown)?;
+        let at = self.position(node).ok_or_else(|| ReportRefusal::unknown(node))?;
         let node_entry = self.node_entry(at);
         let mut session = node_entry.session.lock();
         let last_report = {
             let node_state = node_entry.read();
             if node_state.is_forgettable() {
-                return Err(unknown());
+                return Err(ReportRefusal::unknown(node));
             }
             node_state.last_report()
         };
@@ -237,7 +241,7 @@ impl Ledger {
             && report.sequence <= session.sequence
             && !mutated(Mutation::RepeatedReportTaken);
         let is_fresh = last_report.is_some_and(|at| now.since(at) <= self.settings.stale_after);
-        let current = match checked_session(&session, report, (is_repeated, is_fresh))? {
+        let current = match checked_session(&session, report, is_repeated, is_fresh)? {
             Some(current) => current,
             None => self.next_session.fetch_add(1, Ordering::AcqRel),
         };
@@ -272,8 +276,8 @@ impl Ledger {
         }
         let known = report.allocations_version.filter(|_| report.session.is_some());
         let (allocations_version, allocations) = node_entry.look(|version, node_state| {
-            let held = || node_state.reservations().values().cloned().collect();
-            (version, (known != Some(version)).then(held))
+            let is_news = known != Some(version);
+            (version, is_news.then(|| node_state.reservations().values().cloned().collect()))
         });
         let is_taken = !is_repeated;
         Ok(Receipt { session: current, is_taken, allocations_version, allocations, events })
@@ -321,10 +325,10 @@ impl Ledger {
         for (owner, device) in moved {
             self.node_entry(owner).change(|node_state| node_state.lose_device(&device));
         }
-        let (before, without) = {
+        let (before, no_geometry) = {
             let node_state = node_entry.read();
             let devices = node_state.devices().iter();
-            let before: Vec<DeviceId> = devices.map(|it| it.device().id.clone()).collect();
+            let before: Vec<DeviceId> = devices.map(|device| device.device().id.clone()).collect();
             (before, without_geometry(&node_state, inventory))
         };
         for gone in before.iter().filter(|id| !inventory.devices().iter().any(|d| d.id == **id)) {
@@ -334,7 +338,7 @@ impl Ledger {
             self.owners.insert(device.id.clone(), at);
         }
         let mut events = about_instances(&node_entry.name, inventory, &before);
-        events.extend(without);
+        events.extend(no_geometry);
         self.are_shapes_old.store(true, Ordering::Release);
         // Also before the first inventory: the UUIDs that are written may be of before a boot.
         let earlier = node_entry.look(|_, node_state| {

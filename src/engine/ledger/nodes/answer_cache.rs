@@ -30,7 +30,7 @@ fn kept_shapes(nodes: usize) -> usize {
 }
 
 /// What is kept of an answer: all but the current scarcity prices.
-pub(crate) type Kept = Result<LocalCost, Rejection>;
+pub(crate) type KeptAnswer = Result<LocalCost, Rejection>;
 
 /// What decides the answer on a given state.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -50,7 +50,7 @@ pub(crate) struct ShapeTable {
     seen: u64,
     /// The version of the node, and its answer at that version; meaningless for a node that is not
     /// in `known`.
-    answers: Vec<(u64, Kept)>,
+    answers: Vec<(u64, KeptAnswer)>,
     /// The nodes with an answer.
     known: FixedBitSet,
     /// Those of them that fit.
@@ -83,12 +83,12 @@ pub(crate) type Refused = [usize; Rejection::LABELS.len()];
 impl ShapeTable {
     /// The answer for the node at a position.
     #[inline]
-    pub(crate) fn get(&self, at: usize) -> Option<&Kept> {
+    pub(crate) fn get(&self, at: usize) -> Option<&KeptAnswer> {
         self.known.contains(at).then(|| &self.answers[at].1)
     }
 
     /// Keeps an answer that was not known, found at that version of the node.
-    pub(crate) fn keep(&mut self, at: usize, order: u32, version: u64, answer: Kept) {
+    pub(crate) fn keep(&mut self, at: usize, order: u32, version: u64, answer: KeptAnswer) {
         self.answers[at] = (version, answer);
         self.known.insert(at);
         self.fitting.set(at, answer.is_ok());
@@ -131,15 +131,6 @@ impl ShapeTable {
 
     /// How many of `nodes`, all of them known, do not fit, by reason.
     pub(crate) fn refused(&self, nodes: &FixedBitSet) -> Refused {
-        let count = |nodes: FixedBitSet| {
-            let mut refused = Refused::default();
-            for at in nodes.into_ones() {
-                if let Err(rejection) = &self.answers[at].1 {
-                    refused[rejection.position()] += 1;
-                }
-            }
-            refused
-        };
         let mut among = self.known.clone();
         among.difference_with(&self.fitting);
         let mut others = among.clone();
@@ -147,10 +138,20 @@ impl ShapeTable {
         among.intersect_with(nodes);
         // Nearly all calls are about nearly all nodes.
         if among.count_ones(..) < others.count_ones(..) {
-            return count(among);
+            return self.count_refused(among);
         }
-        let others = count(others);
+        let others = self.count_refused(others);
         std::array::from_fn(|reason| self.refused[reason] - others[reason])
+    }
+
+    fn count_refused(&self, nodes: FixedBitSet) -> Refused {
+        let mut refused = Refused::default();
+        for at in nodes.into_ones() {
+            if let Err(rejection) = &self.answers[at].1 {
+                refused[rejection.position()] += 1;
+            }
+        }
+        refused
     }
 
     /// Those that fit in the order of their costs, if it pays to keep that order: to keep one node
@@ -160,12 +161,12 @@ impl ShapeTable {
             (self.ranking, self.calm) = (None, CALM - AFTER_SCATTERED);
         }
         if self.ranking.is_none() && self.calm >= CALM {
-            let local_cost = |at: usize| {
+            let fitting = self.fitting.ones().take_while(|at| *at < node_table.len());
+            let fitting = fitting.filter_map(|at| {
                 let local_cost = self.answers[at].1.as_ref().ok()?;
                 Some((at, node_table.order(at), local_cost))
-            };
-            let fitting = self.fitting.ones().take_while(|at| *at < node_table.len());
-            self.ranking = Some(Ranking::of(node_table.len(), fitting.filter_map(local_cost)));
+            });
+            self.ranking = Some(Ranking::of(node_table.len(), fitting));
         }
         self.ranking.as_ref()
     }
@@ -198,9 +199,9 @@ impl ShapeTable {
         let (known, mut seen) = (self.answers.len(), self.seen);
         let changed = changes.since(&mut seen);
         // A new node adds a name, so the order of names changes.
-        let is_of_other_names = |_: &Ranking| is_other_list;
+        let is_of_other_names = is_other_list && self.ranking.is_some();
         let is_calm = changed.as_ref().is_some_and(|nodes| nodes.len() <= few(node_table.len()))
-            && !self.ranking.as_ref().is_some_and(is_of_other_names);
+            && !is_of_other_names;
         self.calm = if is_calm { self.calm.saturating_add(1) } else { self.calm.min(0) };
         if !is_calm {
             self.ranking = None;
@@ -255,8 +256,9 @@ impl ShapeTables {
     pub(crate) fn table(&self, shape: Shape, nodes: usize) -> Arc<Mutex<ShapeTable>> {
         let tick = self.clock.fetch_add(1, Ordering::Relaxed);
         if let Some(found) = self.tables.get(&shape) {
-            let order = |before| Some((before & PREFERRED) | tick);
-            let _ = found.1.fetch_update(Ordering::Relaxed, Ordering::Relaxed, order);
+            let _ = found.1.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |before| {
+                Some((before & PREFERRED) | tick)
+            });
             return Arc::clone(&found.0);
         }
         if self.tables.len() >= kept_shapes(nodes) {
@@ -267,15 +269,14 @@ impl ShapeTables {
     }
 
     fn drop_unused(&self) {
-        let last_used = |used: &AtomicU64| used.load(Ordering::Relaxed);
-        let times = self.tables.iter().map(|entry| last_used(&entry.value().1));
+        let times = self.tables.iter().map(|entry| entry.value().1.load(Ordering::Relaxed));
         let mut times: Vec<u64> = times.collect();
         let others = times.iter().filter(|used| **used & PREFERRED == 0).count();
         let most = if others == 0 { times.len() } else { others };
         if most > 0 {
             let last_that_goes = (times.len() / 8).min(most - 1);
             let latest = *times.select_nth_unstable(last_that_goes).1;
-            self.tables.retain(|_, (_, used)| last_used(used) > latest);
+            self.tables.retain(|_, (_, used)| used.load(Ordering::Relaxed) > latest);
         }
     }
 }
@@ -289,7 +290,7 @@ impl ShapeTables {
     }
 }
 
-const _: () = assert!(size_of::<(u64, Kept)>() <= 48);
+const _: () = assert!(size_of::<(u64, KeptAnswer)>() <= 48);
 
 #[cfg(test)]
 mod tests {
@@ -309,7 +310,7 @@ mod tests {
         node_table
     }
 
-    fn fits(cost: i64) -> Kept {
+    fn fits(cost: i64) -> KeptAnswer {
         Ok(LocalCost::Ranked(Cost::Fragmentation { instance_mib: 0, cost, ties: Ties::default() }))
     }
 

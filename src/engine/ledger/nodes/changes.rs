@@ -36,8 +36,8 @@ impl Changes {
         let known = std::mem::replace(seen, self.forgotten + remembered);
         let skipped = known.checked_sub(self.forgotten)?;
         let skipped = usize::try_from(skipped).expect("no more than are remembered");
-        let position = |at: &u32| usize::try_from(*at).expect("a position in memory");
-        Some(self.nodes.range(skipped..).map(position))
+        let nodes = self.nodes.range(skipped..);
+        Some(nodes.map(|at| usize::try_from(*at).expect("a position in memory")))
     }
 }
 
@@ -47,12 +47,12 @@ pub(crate) const REMEMBERED_ENDS: usize = 20_000;
 
 /// The pods that ended last, so that a late event cannot add them again.
 #[derive(Default)]
-pub(crate) struct Ended {
+pub(crate) struct EndedPods {
     order: VecDeque<PodUid>,
     uids: BTreeSet<PodUid>,
 }
 
-impl Ended {
+impl EndedPods {
     pub(crate) fn remember(&mut self, uid: &PodUid) {
         if self.uids.insert(uid.clone()) {
             self.order.push_back(uid.clone());

@@ -8,7 +8,7 @@
 use fixedbitset::FixedBitSet;
 
 use crate::ledger::nodes::answer_cache::Refused;
-use crate::ledger::nodes::ranking::Candidate;
+use crate::ledger::nodes::ranking::RankedNode;
 use crate::ledger::nodes::table::index;
 use wire::ids::NodeName;
 
@@ -57,16 +57,16 @@ impl Keys {
 pub(crate) struct Choosing {
     most: usize,
     /// The best nodes, in their order.
-    best: Vec<Candidate>,
+    best: Vec<RankedNode>,
     /// The best node of each failure domain.
-    by_domain: Vec<Option<Candidate>>,
+    by_domain: Vec<Option<RankedNode>>,
     /// Domains whose best node is one of the best of all.
     led: FixedBitSet,
 }
 
 impl Choosing {
     /// Begins with the best nodes of all, in their order.
-    pub(crate) fn new(most: usize, best: Vec<Candidate>, domain: impl Fn(usize) -> u32) -> Self {
+    pub(crate) fn new(most: usize, best: Vec<RankedNode>, domain: impl Fn(usize) -> u32) -> Self {
         let (by_domain, led) = (Vec::new(), FixedBitSet::new());
         let mut choosing = Self { most, best: Vec::new(), by_domain, led };
         for node in &best {
@@ -85,7 +85,7 @@ impl Choosing {
     }
 
     /// Notes a node that may be the best one of its failure domain; zero means no domain.
-    pub(crate) fn leads(&mut self, node: Candidate, domain: u32) {
+    pub(crate) fn leads(&mut self, node: RankedNode, domain: u32) {
         if domain == 0 {
             return;
         }
@@ -101,11 +101,11 @@ impl Choosing {
 
     /// The positions of the chosen nodes, the best first.
     pub(crate) fn end(self) -> Vec<usize> {
-        let mut first: Vec<Candidate> = self.by_domain.into_iter().flatten().collect();
+        let mut first: Vec<RankedNode> = self.by_domain.into_iter().flatten().collect();
         first.sort_unstable();
         first.truncate(self.most / 2);
         let others = self.best.into_iter().filter(|node| !first.contains(node));
-        let mut kept: Vec<Candidate> = others.take(self.most - first.len()).collect();
+        let mut kept: Vec<RankedNode> = others.take(self.most - first.len()).collect();
         kept.extend(first);
         kept.sort_unstable();
         kept.iter().map(|node| node.at).collect()

@@ -28,7 +28,7 @@ pub(crate) struct NodeEntry {
     node_waste: Mutex<(u64, u64, KeptNodeWaste)>,
     /// What the node adds to the supply of the cluster; changed while the state is locked.
     supplied: Mutex<NodeSupply>,
-    shared: Arc<Shared>,
+    shared: Arc<SharedByNodes>,
     pub(crate) session: Mutex<Session>,
     /// What agents report beside the state.
     pub(crate) details: Mutex<NodeDetails>,
@@ -36,14 +36,14 @@ pub(crate) struct NodeEntry {
 
 /// What each change of a node updates.
 #[derive(Default)]
-pub(crate) struct Shared {
+pub(crate) struct SharedByNodes {
     pub(crate) supply: Mutex<Supply>,
     pub(crate) changes: Mutex<Changes>,
     /// How many nodes have come; one that came back counts again.
     arrivals: AtomicU64,
 }
 
-impl Shared {
+impl SharedByNodes {
     /// How many nodes have come so far.
     pub(crate) fn arrivals(&self) -> u64 {
         self.arrivals.load(Ordering::Acquire)
@@ -51,7 +51,7 @@ impl Shared {
 }
 
 impl NodeEntry {
-    pub(crate) fn new(at: usize, node_state: NodeState, shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(at: usize, node_state: NodeState, shared: Arc<SharedByNodes>) -> Self {
         Self {
             name: node_state.name().clone(),
             version: AtomicU64::new(1),

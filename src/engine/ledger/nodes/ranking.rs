@@ -33,7 +33,7 @@ struct Member {
 
 /// A node that fits. The better one is less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Candidate {
+pub(crate) struct RankedNode {
     /// Its cost as a number.
     pub(crate) key: u128,
     /// The index of its name in the order of all names: decides between equals.
@@ -70,6 +70,16 @@ fn cost_key(family: Family, key: u128, prices: &ScarcityPrices) -> u128 {
                 .key(prices)
         }
     }
+}
+
+/// The next best node of a family at these prices.
+fn next_of(
+    family: Family,
+    members: &mut btree_set::Iter<'_, Member>,
+    prices: &ScarcityPrices,
+) -> Option<RankedNode> {
+    let Member { key, order, at } = *members.next()?;
+    Some(RankedNode { key: cost_key(family, key, prices), order, at: index(at) })
 }
 
 fn member(local_cost: &LocalCost, order: u32, at: usize) -> (Family, Member) {
@@ -119,20 +129,19 @@ impl Ranking {
 
     /// The nodes with their costs at these prices, the best first. O(families), and O(log families)
     /// for each node that is taken.
-    pub(crate) fn in_order(&self, prices: &ScarcityPrices) -> impl Iterator<Item = Candidate> {
+    pub(crate) fn in_order(&self, prices: &ScarcityPrices) -> impl Iterator<Item = RankedNode> {
         let mut families: Vec<_> =
             self.families.iter().map(|(family, members)| (*family, members.iter())).collect();
-        let next = |(family, members): &mut (Family, btree_set::Iter<'_, Member>)| {
-            let Member { key, order, at } = *members.next()?;
-            Some(Candidate { key: cost_key(*family, key, prices), order, at: index(at) })
-        };
         let heads = families.iter_mut().enumerate();
-        let heads = heads.filter_map(|(at, family)| Some(Reverse((next(family)?, at))));
+        let heads = heads.filter_map(|(at, (family, members))| {
+            Some(Reverse((next_of(*family, members, prices)?, at)))
+        });
         let mut heads: BinaryHeap<_> = heads.collect();
         std::iter::from_fn(move || {
             let mut head = heads.peek_mut()?;
             let Reverse((best, family)) = *head;
-            match next(&mut families[family]) {
+            let (kind, members) = &mut families[family];
+            match next_of(*kind, members, prices) {
                 Some(second) => head.0.0 = second,
                 None => {
                     PeekMut::pop(head);
@@ -227,8 +236,8 @@ mod tests {
                 is_in[at] = is_wanted;
             }
             let candidate =
-                |at: usize| Candidate { key: merits[at].key(&prices), order: order(at), at };
-            let mut sorted: Vec<Candidate> =
+                |at: usize| RankedNode { key: merits[at].key(&prices), order: order(at), at };
+            let mut sorted: Vec<RankedNode> =
                 (0..merits.len()).filter(|at| is_in[*at]).map(candidate).collect();
             sorted.sort_unstable();
             prop_assert_eq!(ranking.in_order(&prices).collect::<Vec<_>>(), sorted);

@@ -25,8 +25,8 @@ use crate::hardware::device_class::DeviceClasses;
 use crate::hardware::pool::PoolRules;
 use crate::hardware::spots::DividedGpu;
 use crate::ledger::nodes::answer_cache::ShapeTables;
-use crate::ledger::nodes::changes::{Changes, Ended, Session};
-use crate::ledger::nodes::node_entry::{NodeEntry, Shared};
+use crate::ledger::nodes::changes::{Changes, EndedPods, Session};
+use crate::ledger::nodes::node_entry::{NodeEntry, SharedByNodes};
 use crate::ledger::nodes::per_node::{FleetGauge, Gauge};
 use crate::ledger::nodes::table::{NodeTable, VERSION_OF_VACANT};
 use crate::ledger::nodes::teams::Teams;
@@ -167,7 +167,7 @@ pub struct Ledger {
     /// Numbers of failure domains, from one on.
     pub(crate) domains: Mutex<BTreeMap<String, u32>>,
     cluster: RwLock<ClusterModel>,
-    shared: Arc<Shared>,
+    shared: Arc<SharedByNodes>,
     /// Held for reading while a name or a position of a node is used, for writing while positions
     /// pass on to other nodes.
     membership: RwLock<()>,
@@ -178,7 +178,7 @@ pub struct Ledger {
     pub(crate) window: Mutex<MixWindow>,
     /// Held while the mix is made.
     mixing: Mutex<()>,
-    ended: Mutex<Ended>,
+    ended: Mutex<EndedPods>,
     pub(crate) shapes: ShapeTables,
     pub(crate) gauge: Mutex<Gauge>,
     pub(crate) fleet: Mutex<FleetGauge>,
@@ -349,7 +349,7 @@ impl Ledger {
         }
     }
 
-    pub(crate) fn ended(&self) -> MutexGuard<'_, Ended> {
+    pub(crate) fn ended(&self) -> MutexGuard<'_, EndedPods> {
         self.ended.lock()
     }
 
@@ -369,15 +369,18 @@ impl Ledger {
         let mut node_state = NodeState::new(name.clone(), self.settings.unmanaged_tolerance);
         node_state.count_orders_from(self.first_order());
         node_state.lose_node(); // until its Node object is seen: a pod may name a node that is gone
-        let node_entry = |at| NodeEntry::new(at, node_state, Arc::clone(&self.shared));
-        Arc::make_mut(&mut node_table).add(name.as_str(), node_entry)
+        Arc::make_mut(&mut node_table)
+            .add(name.as_str(), |at| NodeEntry::new(at, node_state, Arc::clone(&self.shared)))
     }
 
     /// The position of the node that a pod names; adds a new one, unless there are too many. A pod
     /// may name any node; a node that exists is always known.
     pub(crate) fn position_for_pod(&self, name: &NodeName) -> Option<usize> {
-        let is_room = || self.node_table().count() < MAX_NAMED_NODES;
-        self.position(name.as_str()).or_else(|| is_room().then(|| self.position_or_insert(name)))
+        match self.position(name.as_str()) {
+            None if self.node_table().count() >= MAX_NAMED_NODES => None,
+            None => Some(self.position_or_insert(name)),
+            known => known,
+        }
     }
 
     /// Puts a node into a failure domain.
@@ -464,8 +467,9 @@ impl Ledger {
                 }
                 is_gone
             });
-            let is_held = || node_entry.read().holds().contains_key(uid);
-            self.holds.remove_if(uid, |_, held| *held == at && !is_held());
+            self.holds.remove_if(uid, |_, held| {
+                *held == at && !node_entry.read().holds().contains_key(uid)
+            });
         }
         self.recycle(at);
     }
@@ -486,8 +490,8 @@ impl Ledger {
     pub fn forget_gone_nodes(&self) {
         let _alone = self.membership.write();
         let node_table = self.node_table();
-        let is_gone = |at: &usize| node_table[*at].read().is_forgettable();
-        let gone: FixedBitSet = node_table.present().filter(is_gone).collect();
+        let gone = node_table.present().filter(|at| node_table[*at].read().is_forgettable());
+        let gone: FixedBitSet = gone.collect();
         gone.ones().for_each(|at| self.recycle(at));
         drop(node_table);
         let mut node_table = self.node_table.write();

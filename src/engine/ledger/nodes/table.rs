@@ -30,7 +30,7 @@ pub(crate) struct NodeTable {
     reuses: u64,
     /// Grows when a node comes or goes.
     generation: u64,
-    positions: HashTable<Known>,
+    positions: HashTable<NamePosition>,
     hasher: DefaultHashBuilder,
     /// The positions in the order of the names.
     in_order: Vec<u32>,
@@ -41,13 +41,13 @@ pub(crate) struct NodeTable {
 
 /// Where the name of a node lies, and the node.
 #[derive(Clone, Copy)]
-struct Known {
+struct NamePosition {
     start: u32,
     length: u32,
     at: u32,
 }
 
-impl Known {
+impl NamePosition {
     #[inline]
     fn name<'a>(&self, names: &'a str) -> &'a [u8] {
         let start = index(self.start);
@@ -59,8 +59,9 @@ impl NodeTable {
     /// The position of a node.
     #[inline]
     pub(crate) fn position(&self, node: &[u8]) -> Option<usize> {
-        let is_it = |known: &Known| is_same(known.name(&self.names), node);
-        self.positions.find(hash(&self.hasher, node), is_it).map(|it| index(it.at))
+        let hash = hash(&self.hasher, node);
+        let known = self.positions.find(hash, |known| is_same(known.name(&self.names), node));
+        known.map(|known| index(known.at))
     }
 
     /// Which nodes are among `nodes`, and how many of `nodes` are unknown.
@@ -95,20 +96,26 @@ impl NodeTable {
                 at
             }
         };
-        let length = number(node.len());
-        let known = Known { start: number(self.names.len()), length, at: number(at) };
-        self.names.push_str(node);
-        let (names, hasher) = (&self.names, &self.hasher);
-        let hash_of = |known: &Known| hash(hasher, known.name(names));
-        self.positions.insert_unique(hash(hasher, node.as_bytes()), known, hash_of);
-        let is_before = |other: &u32| self.all[index(*other)].name.as_str() < node;
-        let order = self.in_order.partition_point(is_before);
-        self.in_order.insert(order, known.at);
+        self.insert_name(node, number(at));
+        let before = |other: &u32| self.all[index(*other)].name.as_str() < node;
+        let order = self.in_order.partition_point(before);
+        self.in_order.insert(order, number(at));
         self.orders[at] = number(order);
         for later in &self.in_order[order + 1..] {
             self.orders[index(*later)] += 1;
         }
         at
+    }
+
+    /// Adds the name of the node at a position.
+    fn insert_name(&mut self, node: &str, at: u32) {
+        let known =
+            NamePosition { start: number(self.names.len()), length: number(node.len()), at };
+        self.names.push_str(node);
+        let (names, hasher) = (&self.names, &self.hasher);
+        self.positions.insert_unique(hash(hasher, node.as_bytes()), known, |known| {
+            hash(hasher, known.name(names))
+        });
     }
 
     /// Removes the nodes at these positions; `vacant` fills them until others come.
@@ -122,15 +129,11 @@ impl NodeTable {
         self.in_order.retain(|at| !gone.contains(index(*at)));
         self.names.clear();
         self.positions.clear();
-        for (order, at) in self.in_order.iter().enumerate() {
-            self.orders[index(*at)] = number(order);
-            let name = self.all[index(*at)].name.as_str();
-            let (start, length) = (number(self.names.len()), number(name.len()));
-            self.names.push_str(name);
-            let (names, hasher) = (&self.names, &self.hasher);
-            let hash_of = |known: &Known| hash(hasher, known.name(names));
-            let known = Known { start, length, at: *at };
-            self.positions.insert_unique(hash(hasher, name.as_bytes()), known, hash_of);
+        for order in 0..self.in_order.len() {
+            let at = self.in_order[order];
+            self.orders[index(at)] = number(order);
+            let node_entry = Arc::clone(&self.all[index(at)]);
+            self.insert_name(node_entry.name.as_str(), at);
         }
         self.have_domains = self.domains.iter().any(|domain| *domain > 0);
     }

@@ -12,6 +12,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 
 use crate::model::charge::{Prices, of_instance};
+use crate::model::device_state::DeviceState;
 use crate::model::node_state::NodeState;
 use crate::model::request::GpuRequest;
 use crate::model::reservation::{Placement, Reservation, Tenure};
@@ -20,7 +21,7 @@ use crate::scoring::victims::{Importance, less_important};
 use wire::device::{Device, DeviceKind, ModelFilter};
 use wire::ids::PodUid;
 use wire::mutation::{Mutation, mutated};
-use wire::units::Share;
+use wire::units::{Demand, Share};
 
 /// The name of a team: a namespace; or a value of a label, or `namespace/NAME` for a namespace that has
 /// none. No value of a label has a slash.
@@ -47,14 +48,14 @@ pub struct TeamUse {
 #[derive(Default)]
 pub struct Teams {
     rules: OnceLock<(TeamRules, Prices)>,
-    known: Mutex<Known>,
+    known: Mutex<KnownTeams>,
 }
 
 #[derive(Default)]
-struct Known {
+struct KnownTeams {
     /// Whether a label names the teams.
     is_labeled: bool,
-    pods: BTreeMap<PodUid, Counted>,
+    pods: BTreeMap<PodUid, CountedPod>,
     /// What the pods of each namespace count.
     used: BTreeMap<Arc<str>, u64>,
     /// The same of each team.
@@ -65,14 +66,14 @@ struct Known {
 
 /// The order in which the pods of a team fill what is guaranteed to it: the most important first, then the
 /// oldest. `None` is the last: of a pod that is not bound yet, or that is leaving.
-type Order = Option<(Reverse<i32>, i64)>;
+type FillOrder = Option<(Reverse<i32>, i64)>;
 
 /// A pod that counts.
 #[derive(Clone)]
-struct Counted {
+struct CountedPod {
     namespace: Arc<str>,
     charge: u64,
-    order: Order,
+    order: FillOrder,
     /// Whether only room is kept for it.
     is_kept: bool,
 }
@@ -105,24 +106,16 @@ impl Teams {
         let Some((_, prices)) = self.rules.get() else { return Share::ZERO };
         let parts = placement.devices.iter().map(|placed| {
             let known = node.position_of(&placed.id).and_then(|at| node.offered(at));
-            // An agent that has not reported yet says nothing of it.
-            let Some((device, _)) = known else {
-                return if request.is_some() { 0 } else { placed.demand.share.millionths() };
-            };
-            let weight = prices.weight_of(&device.model).millionths();
-            let weighed = |share: u64| {
-                let weighed = u128::from(share) * u128::from(weight) / 1_000_000;
-                u64::try_from(weighed).unwrap_or(u64::MAX)
-            };
-            let whole = u128::from(device.capacity().mib().max(1));
-            let (memory, share) = (placed.demand.memory.mib(), placed.demand.share.millionths());
-            let part = |memory: u64| u128::from(memory) * 1_000_000 / whole;
-            // The memory of a share is rounded up to whole MiB. That does not count.
-            let is_of_share = part(memory.saturating_sub(1)) < u128::from(share);
-            let of_memory = if is_of_share { 0 } else { part(memory) };
-            let share = u128::from(share).max(of_memory);
-            let share = share.min(1_000_000) * u128::from(part_of_gpu(node, device));
-            weighed(u64::try_from(share.div_ceil(1_000_000)).unwrap_or(u64::MAX))
+            match known {
+                Some((device, _)) => {
+                    let weight = prices.weight_of(&device.model).millionths();
+                    let share = u128::from(share_of_gpu(node, device, placed.demand));
+                    u64::try_from(share * u128::from(weight) / 1_000_000).unwrap_or(u64::MAX)
+                }
+                // An agent that has not reported yet says nothing of it.
+                None if request.is_some() => 0,
+                None => placed.demand.share.millionths(),
+            }
         });
         let placed = Share::from_millionths(parts.sum());
         request.map_or(Share::ZERO, |request| self.charge(request)).max(placed)
@@ -167,15 +160,14 @@ impl Teams {
     /// Whether a team may have as much.
     pub fn fits_limit(&self, uid: &PodUid, namespace: &str, charge: Share) -> bool {
         let Some((rules, _)) = self.rules.get() else { return true };
-        let pod = (uid, namespace, charge.millionths());
-        self.known.lock().fits(rules, pod, |share| share.at_most)
+        self.known.lock().fits(rules, uid, namespace, charge.millionths(), |share| share.at_most)
     }
 
     /// Whether a team stays within what is guaranteed to it with as much.
     pub fn guarantees(&self, uid: &PodUid, namespace: &str, charge: Share) -> bool {
         let Some((rules, _)) = self.rules.get() else { return false };
-        let pod = (uid, namespace, charge.millionths());
-        self.known.lock().fits(rules, pod, |it| Some(it.guaranteed))
+        let known = self.known.lock();
+        known.fits(rules, uid, namespace, charge.millionths(), |share| Some(share.guaranteed))
     }
 
     /// What the team of a namespace may have more than it has, in millionths of a GPU; `None`: no limit.
@@ -201,11 +193,11 @@ impl Teams {
         let Some((rules, _)) = self.rules.get() else { return true };
         let charge = charge.millionths();
         let mut known = self.known.lock();
-        let fits = known.fits(rules, (uid, namespace, charge), |share| share.at_most)
+        let fits = known.fits(rules, uid, namespace, charge, |share| share.at_most)
             || mutated(Mutation::TeamLimitUnchecked);
         if fits {
             let namespace = namespace.into();
-            known.count(uid, Counted { namespace, charge, order: None, is_kept });
+            known.count(uid, CountedPod { namespace, charge, order: None, is_kept });
         }
         fits
     }
@@ -217,7 +209,7 @@ impl Teams {
         }
         let Some(held) = node.reservation(uid) else { return self.forget(uid) };
         let charge = self.placed_charge(node, &held.placement, held.request.as_deref());
-        let counted = Counted {
+        let counted = CountedPod {
             namespace: held.pod.namespace().into(),
             charge: charge.millionths(),
             order: order(held),
@@ -276,37 +268,34 @@ impl Teams {
         for team in named.chain(namespaces.keys().cloned()) {
             teams.entry(team).or_default();
         }
-        let sum = |charges: &mut dyn Iterator<Item = u64>| Share::from_millionths(charges.sum());
-        let team_use = |(name, pods): (TeamName, Vec<Place>)| {
-            let of_over = pods.iter().filter(|(_, uid, ..)| over.pods.contains(uid));
+        let teams = teams.into_iter().map(|(name, pods)| {
+            let of_over = pods.iter().filter(|pod| over.pods.contains(&pod.uid));
+            let over_quota = of_over.map(|pod| pod.counted.charge).sum();
             TeamUse {
                 share: rules.of(&name),
-                used: sum(&mut pods.iter().map(|(_, _, counted, _)| counted.charge)),
-                over_quota: sum(&mut of_over.map(|(_, _, counted, _)| counted.charge)),
+                used: Share::from_millionths(pods.iter().map(|pod| pod.counted.charge).sum()),
+                over_quota: Share::from_millionths(over_quota),
                 pods: pods.len(),
                 namespaces: namespaces.get(&name).cloned().unwrap_or_default(),
                 name,
             }
-        };
-        teams.into_iter().map(team_use).collect()
+        });
+        teams.collect()
     }
 
     /// The pods of each team, in their order. Others may count meanwhile: it is sorted without the lock.
-    fn by_team(&self) -> BTreeMap<TeamName, Vec<Place>> {
-        let mut teams: BTreeMap<TeamName, Vec<Place>> = BTreeMap::new();
+    fn by_team(&self) -> BTreeMap<TeamName, Vec<TeamMember>> {
+        let mut teams: BTreeMap<TeamName, Vec<TeamMember>> = BTreeMap::new();
         {
             let known = self.known.lock();
             for (uid, counted) in &known.pods {
                 let team = known.team_of(&counted.namespace);
-                let order = (counted.order.is_none(), counted.order);
                 let is_seen = known.is_seen(&counted.namespace);
-                let place = (order, uid.clone(), counted.clone(), is_seen);
-                teams.entry(team).or_default().push(place);
+                let member = TeamMember { uid: uid.clone(), counted: counted.clone(), is_seen };
+                teams.entry(team).or_default().push(member);
             }
         }
-        teams.values_mut().for_each(|pods| {
-            pods.sort_by(|(a, one, ..), (b, other, ..)| (a, one).cmp(&(b, other)));
-        });
+        teams.values_mut().for_each(|pods| pods.sort_by(|a, b| a.order().cmp(&b.order())));
         teams
     }
 
@@ -350,17 +339,17 @@ pub struct TeamPod {
 
 impl OverQuota {
     /// Finds them among the pods of each team, which are in their order.
-    fn of(rules: &TeamRules, teams: &BTreeMap<TeamName, Vec<Place>>) -> Self {
+    fn of(rules: &TeamRules, teams: &BTreeMap<TeamName, Vec<TeamMember>>) -> Self {
         let mut found = Self { is_on: true, ..Self::default() };
         for (team, pods) in teams {
             let mut left = rules.of(team).guaranteed.millionths();
-            for (_, uid, counted, is_seen) in pods {
-                match left.checked_sub(counted.charge) {
+            for pod in pods {
+                match left.checked_sub(pod.counted.charge) {
                     Some(rest) => left = rest,
-                    None if *is_seen => _ = found.pods.insert(uid.clone()),
+                    None if pod.is_seen => _ = found.pods.insert(pod.uid.clone()),
                     None => {}
                 }
-                found.teams.insert(uid.clone(), Arc::clone(team));
+                found.teams.insert(pod.uid.clone(), Arc::clone(team));
             }
         }
         found
@@ -397,15 +386,27 @@ impl OverQuota {
     }
 }
 
-/// A pod among those of its team: its order, and whether its namespace was seen.
-type Place = ((bool, Order), PodUid, Counted, bool);
+/// A pod among those of its team.
+struct TeamMember {
+    uid: PodUid,
+    counted: CountedPod,
+    /// Whether its namespace was seen.
+    is_seen: bool,
+}
 
-fn order(held: &Reservation) -> Order {
+impl TeamMember {
+    /// What comes first is less.
+    fn order(&self) -> (bool, FillOrder, &PodUid) {
+        (self.counted.order.is_none(), self.counted.order, &self.uid)
+    }
+}
+
+fn order(held: &Reservation) -> FillOrder {
     let tenure = held.tenure.filter(|_| !held.is_ending());
     tenure.map(|tenure| (Reverse(tenure.priority), tenure.started_unix_seconds))
 }
 
-impl Known {
+impl KnownTeams {
     fn team_of(&self, namespace: &str) -> TeamName {
         if !self.is_labeled {
             return namespace.into();
@@ -451,7 +452,9 @@ impl Known {
     fn fits(
         &self,
         rules: &TeamRules,
-        (uid, namespace, charge): (&PodUid, &str, u64),
+        uid: &PodUid,
+        namespace: &str,
+        charge: u64,
         limit: impl FnOnce(TeamShare) -> Option<Share>,
     ) -> bool {
         if !self.is_seen(namespace) {
@@ -469,7 +472,7 @@ impl Known {
         self.by_team.get(team).copied().unwrap_or(0)
     }
 
-    fn count(&mut self, uid: &PodUid, counted: Counted) {
+    fn count(&mut self, uid: &PodUid, counted: CountedPod) {
         self.forget(uid);
         self.add(&counted.namespace, counted.charge);
         *self.used.entry(Arc::clone(&counted.namespace)).or_default() += counted.charge;
@@ -477,7 +480,7 @@ impl Known {
     }
 
     fn forget(&mut self, uid: &PodUid) {
-        let Some(Counted { namespace, charge, .. }) = self.pods.remove(uid) else { return };
+        let Some(CountedPod { namespace, charge, .. }) = self.pods.remove(uid) else { return };
         self.take_off(&namespace, charge);
         if let Some(used) = self.used.get_mut(&namespace) {
             *used = used.saturating_sub(charge);
@@ -488,15 +491,30 @@ impl Known {
     }
 }
 
+/// Which part of a GPU a demand takes on a device, in millionths: the larger of its share and its memory.
+fn share_of_gpu(node: &NodeState, device: &Device, demand: Demand) -> u64 {
+    let share = u128::from(demand.share.millionths());
+    // The memory of a share is rounded up to whole MiB. That does not count.
+    let at_least = millionths_of(device, demand.memory.mib().saturating_sub(1));
+    let of_memory = if at_least < share { 0 } else { millionths_of(device, demand.memory.mib()) };
+    let share = share.max(of_memory).min(1_000_000) * u128::from(part_of_gpu(node, device));
+    u64::try_from(share.div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+fn millionths_of(device: &Device, mib: u64) -> u128 {
+    u128::from(mib) * 1_000_000 / u128::from(device.capacity().mib().max(1))
+}
+
 /// Which part of a GPU a device is, in millionths. A MIG instance is a device of its own, and its part that of its
 /// profile, by the tables or by the list of NVML, what is more.
 fn part_of_gpu(node: &NodeState, device: &Device) -> u64 {
     let DeviceKind::MigInstance { parent, profile } = &device.kind else { return 1_000_000 };
     let model = ModelFilter::new([device.model.as_str()]);
-    let counted = of_instance(profile, &model).map_or(1_000_000, |(share, _)| share);
-    let gpu = node.devices().iter().find(|it| it.device().id == *parent);
-    let geometry = gpu.and_then(|it| node.mig().geometry_of(it.device()));
-    let slices = geometry.and_then(|it| Some(it.part_of(it.profile(profile)?).slices));
+    let counted = of_instance(profile, &model).map_or(1_000_000, |charge| charge.share);
+    let gpu = node.devices().iter().map(DeviceState::device).find(|gpu| gpu.id == *parent);
+    let geometry = gpu.and_then(|gpu| node.mig().geometry_of(gpu));
+    let slices =
+        geometry.and_then(|geometry| Some(geometry.part_of(geometry.profile(profile)?).slices));
     counted.max(slices.map_or(0, Share::millionths))
 }
 

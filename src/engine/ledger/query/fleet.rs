@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::ledger::nodes::per_node::{FleetGauge, Kind, PerNode};
 use crate::ledger::nodes::state::Ledger;
-use crate::model::node_state::NodeState;
+
 use crate::scoring::efficiency::Figures;
 use crate::waste::compiled_mix::CompiledMix;
 
@@ -21,9 +21,9 @@ impl Ledger {
         if gauge.generation != Some(generation) {
             *gauge = FleetGauge { generation: Some(generation), nodes: PerNode::default() };
         }
-        let measure =
-            |node_state: &NodeState| (node_state.pool().clone(), Figures::of(node_state, &mix));
-        gauge.nodes.refresh(&self.node_table(), classes, measure);
+        gauge.nodes.refresh(&self.node_table(), classes, |node_state| {
+            (node_state.pool().clone(), Figures::of(node_state, &mix))
+        });
         let mut fleet: BTreeMap<Kind, Figures> = BTreeMap::new();
         for (pool, figures) in gauge.nodes.all().flatten() {
             for (model, figures) in figures {

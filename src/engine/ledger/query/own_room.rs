@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::{Answer, PlacementRequest, evaluate};
-use crate::ledger::query::team_limit::Owner;
+use crate::ledger::query::team_limit::PodInNamespace;
 use crate::model::node_state::NodeState;
 use crate::model::rejection::Rejection;
 use wire::ids::{NodeName, PodUid};
@@ -99,26 +99,26 @@ impl Ledger {
     /// its team may have.
     pub fn answers_to(
         &self,
-        owner: Owner<'_>,
+        pod: PodInNamespace<'_>,
         query: &PlacementRequest,
         nodes: &[impl AsRef<str>],
     ) -> Vec<Answer> {
-        let own = self.own_room(owner.0);
+        let own = self.own_room(pod.uid);
         let mut answers = self.answers(query, nodes);
         for node_state in own.nodes() {
             let name = node_state.name().as_str();
             let here = nodes.iter().zip(&mut answers).filter(|(node, _)| node.as_ref() == name);
             here.for_each(|(_, answer)| *answer = self.answer_in(node_state, query));
         }
-        self.limit_to_team(owner, query, nodes, &mut answers);
+        self.limit_to_team(pod, query, nodes, &mut answers);
         answers
     }
 
     /// The same of all nodes, counted, in no time where they did not change: O(nodes).
-    pub fn outlook(&self, owner: Owner<'_>, query: &PlacementRequest) -> Outlook {
-        let own = self.own_room(owner.0);
+    pub fn outlook(&self, pod: PodInNamespace<'_>, query: &PlacementRequest) -> Outlook {
+        let own = self.own_room(pod.uid);
         let (mut names, mut answers) = (Vec::new(), Vec::new());
-        let is_near_limit = self.is_near_limit(owner, query);
+        let is_near_limit = self.is_near_limit(pod, query);
         self.look_at_answers(query, |node, answer| {
             let depends = own.on(node).is_some() || is_near_limit && answer.is_ok();
             match depends {
@@ -127,7 +127,7 @@ impl Ledger {
             }
         });
         let names: Vec<&str> = names.iter().map(NodeName::as_str).collect();
-        answers.extend(self.answers_to(owner, query, &names));
+        answers.extend(self.answers_to(pod, query, &names));
         Outlook::of(&answers)
     }
 
@@ -142,7 +142,8 @@ impl Ledger {
         for node_state in self.own_room(uid).nodes() {
             let name = node_state.name().as_str();
             let here = nodes.iter().zip(answers.iter_mut());
-            for (_, answer) in here.filter(|(node, it)| node.as_ref() == name && it.is_err()) {
+            for (_, answer) in here.filter(|(node, known)| node.as_ref() == name && known.is_err())
+            {
                 // Whether it may go there is asked before.
                 *answer = self.answer_in(node_state, query).and(*answer);
             }

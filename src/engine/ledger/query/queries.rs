@@ -15,9 +15,9 @@ use fixedbitset::FixedBitSet;
 
 use crate::hardware::device_class::DeviceClasses;
 use crate::hardware::spots::Spot;
-use crate::ledger::nodes::answer_cache::{Kept, Shape, ShapeTable};
+use crate::ledger::nodes::answer_cache::{KeptAnswer, Shape, ShapeTable};
 use crate::ledger::nodes::narrowing::{Choice, Choosing, Keys};
-use crate::ledger::nodes::ranking::Candidate;
+use crate::ledger::nodes::ranking::RankedNode;
 use crate::ledger::nodes::state::{ClusterModel, Ledger};
 use crate::ledger::nodes::table::NodeTable;
 use crate::model::device_state::{Hold, HoldRule};
@@ -67,6 +67,17 @@ impl PlacementRequest {
     }
 }
 
+/// Places of MIG instances on a node that an earlier process promised to a pod.
+#[derive(Clone, Copy, Debug)]
+pub struct PromisedSpots<'a> {
+    /// The pod.
+    pub pod: &'a PodUid,
+    /// The node.
+    pub node: &'a str,
+    /// The places.
+    pub spots: &'a [Spot],
+}
+
 /// The answer for one node: the cost of the best placement, or why there is none.
 pub type Answer = Result<Cost, Rejection>;
 
@@ -96,7 +107,7 @@ impl Evaluation<'_> {
     }
 
     #[inline]
-    fn kept_at(&mut self, at: usize) -> Kept {
+    fn kept_at(&mut self, at: usize) -> KeptAnswer {
         match self.table.get(at) {
             Some(kept) => *kept,
             None => self.look_at(at),
@@ -111,7 +122,7 @@ impl Evaluation<'_> {
     }
 
     #[cold]
-    fn look_at(&mut self, at: usize) -> Kept {
+    fn look_at(&mut self, at: usize) -> KeptAnswer {
         let cluster = self.cluster;
         let (version, answer) = self.node_table[at].look_with_waste(
             cluster.mix_generation,
@@ -128,13 +139,13 @@ impl Evaluation<'_> {
     }
 
     /// The node at a position, to be compared with others, if its kept answer is that it fits.
-    fn candidate(&self, at: usize) -> Option<Candidate> {
+    fn candidate(&self, at: usize) -> Option<RankedNode> {
         let local_cost = self.table.get(at)?.as_ref().ok()?;
-        Some(Candidate { key: local_cost.key(&self.prices), order: self.node_table.order(at), at })
+        Some(RankedNode { key: local_cost.key(&self.prices), order: self.node_table.order(at), at })
     }
 
     /// The best of `nodes`, at most `most`, in the order of their costs.
-    fn best_of(&mut self, nodes: &FixedBitSet, most: usize) -> Vec<Candidate> {
+    fn best_of(&mut self, nodes: &FixedBitSet, most: usize) -> Vec<RankedNode> {
         self.look_at_all(nodes);
         // With few names, these are read instead of all nodes in order until these are found.
         let are_many = nodes.count_ones(..) > self.node_table.len() / 8;
@@ -177,7 +188,7 @@ impl Ledger {
             evaluation.look_at_all(&listed);
             // In the order of the answers: that of the list jumps all over the memory.
             let (mut places, mut keys) = (vec![None; node_table.len()], Vec::new());
-            let mut best: Option<(Candidate, usize)> = None;
+            let mut best: Option<(RankedNode, usize)> = None;
             for node in
                 evaluation.table.fitting(&listed).ones().filter_map(|at| evaluation.candidate(at))
             {
@@ -300,14 +311,14 @@ impl Ledger {
         let compiled = query.compile(&classes);
         let mix = CompiledMix::of(&mix, &classes, &node_shapes);
         let prices = self.prices(&mix, query);
-        let answer = |at: usize| {
+        let answers = (0..count).map(|at| {
             let node = judged.contains(at).then(|| make(at, &mut classes)).flatten();
             let node = node.ok_or(Rejection::NoDevices)?;
             let place =
                 plan::evaluate(&node, &compiled, &query.strategy, &mix, HoldRule::Respected)?;
             Ok(place.local_cost.cost(&prices))
-        };
-        (0..count).map(answer).collect()
+        });
+        answers.collect()
     }
 
     /// The current scarcity prices, the same for all nodes.
@@ -371,8 +382,10 @@ impl Ledger {
                 events.extend(self.release(pod));
             }
             let Some(at) = found else { return events };
-            let is_promised = |_, it: &NodeState| has_promise(it, pod, &compiled);
-            if held_at == found && self.node_entry(at).look(is_promised) {
+            let node_entry = self.node_entry(at);
+            let is_promised = held_at == found
+                && node_entry.look(|_, node_state| has_promise(node_state, pod, &compiled));
+            if is_promised {
                 return events;
             }
             let entry = self.holds.entry(pod.clone());
@@ -401,17 +414,18 @@ impl Ledger {
         })
     }
 
-    /// Holds these places of MIG instances for a pod: an earlier process had promised them to it. Its own calls do
+    /// Holds places of MIG instances for a pod: an earlier process had promised them to it. Its own calls do
     /// not end that. Not if there is no room there, or too many holds; nor for a pod that has a hold, is on a node or
     /// has ended. `may_hold` is asked last, and does not look at the ledger, which is locked. The events; `None` if it
     /// is not held.
     pub fn keep_promise(
         &self,
-        (pod, query): (&PodUid, &PlacementRequest),
-        (node, spots): (&str, &[Spot]),
+        promised: PromisedSpots<'_>,
+        query: &PlacementRequest,
         now: Timestamp,
         may_hold: impl FnOnce() -> bool,
     ) -> Option<Vec<LedgerEvent>> {
+        let PromisedSpots { pod, node, spots } = promised;
         let _stays = self.stay();
         let at = self.position(node).filter(|_| self.holds.len() < MAX_HOLDS)?;
         let cluster = self.cluster();
@@ -422,7 +436,9 @@ impl Ledger {
                 return None;
             }
             // Only looked at first: a change ends kept answers.
-            let found = self.node_entry(at).look(|_, it| plan::on_spots(it, &compiled, spots));
+            let node_entry = self.node_entry(at);
+            let found =
+                node_entry.look(|_, node_state| plan::on_spots(node_state, &compiled, spots));
             if found.is_none() || !may_hold() {
                 return None;
             }

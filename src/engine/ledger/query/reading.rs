@@ -5,9 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use dashmap::Entry;
-use dashmap::mapref::multiple::RefMulti;
 
-use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::per_node::{Gauge, PerNode};
 use crate::ledger::nodes::state::Ledger;
 use crate::model::node_state::{AuditError, NodeReporting, NodeState};
@@ -101,12 +99,12 @@ impl Ledger {
             return Readiness::Ready;
         }
         let node_table = self.node_table();
-        let waits = |node_entry: &&Arc<NodeEntry>| {
+        let awaited = node_table.iter().filter(|node_entry| {
             let node_state = node_entry.read();
             node_state.state() == NodeReporting::NeverReported
                 && !node_state.reservations().is_empty()
-        };
-        match node_table.iter().filter(waits).count() {
+        });
+        match awaited.count() {
             0 => Readiness::Ready,
             nodes => Readiness::AwaitingReports { nodes },
         }
@@ -144,8 +142,9 @@ impl Ledger {
 
     /// The pods that have part of a device.
     pub fn tenants(&self, node: &str, device: &DeviceId) -> Vec<PodRef> {
-        let holds = |held: &Reservation| held.placement.devices.iter().any(|d| d.id == *device);
-        self.held_on(node, holds).into_iter().map(|held| held.pod).collect()
+        let held = self
+            .held_on(node, |held| held.placement.devices.iter().any(|placed| placed.id == *device));
+        held.into_iter().map(|held| held.pod).collect()
     }
 
     /// The bound pods that run on a device as guests and can go home. Not those that move to or from a MIG instance.
@@ -168,12 +167,13 @@ impl Ledger {
     pub fn mig_profiles(&self) -> BTreeSet<MigProfile> {
         let mut profiles = BTreeSet::new();
         self.look_at_each(|node_state| {
-            let there = node_state.devices().iter().filter_map(|it| match &it.device().kind {
+            let devices = node_state.devices().iter();
+            let there = devices.filter_map(|device| match &device.device().kind {
                 DeviceKind::MigInstance { profile, .. } => Some(profile),
                 DeviceKind::Gpu | DeviceKind::MigParent => None,
             });
-            let makeable = node_state.spots().iter().map(|it| &it.makeable.spot.profile);
-            for profile in there.chain(makeable).filter(|it| it.has_usual_name()) {
+            let makeable = node_state.spots().iter().map(|device| &device.makeable.spot.profile);
+            for profile in there.chain(makeable).filter(|profile| profile.has_usual_name()) {
                 if !profiles.contains(profile) {
                     profiles.insert(profile.clone());
                 }
@@ -185,7 +185,6 @@ impl Ledger {
     /// What pods borrow now.
     pub fn lent(&self) -> Lent {
         let mut lent = Lent::default();
-        let add = |sum: MemMib, more| sum.checked_add(more).unwrap_or(sum);
         self.look_at_each(|node_state| {
             for device in node_state.devices() {
                 lent.guests += device.guests().len();
@@ -193,7 +192,7 @@ impl Ledger {
                 lent.share =
                     shares.fold(lent.share, |sum, one| sum.checked_add(one).unwrap_or(sum));
                 let memory = guests::memory_lent(node_state, device);
-                lent.memory = add(lent.memory, memory);
+                lent.memory = lent.memory.checked_add(memory).unwrap_or(lent.memory);
             }
             count_bursts(node_state, &mut lent.bursts);
         });
@@ -252,16 +251,15 @@ impl Ledger {
     pub fn stranded_against(&self, mix: &Mix) -> Vec<Share> {
         let mix = CompiledMix::of(mix, &self.cluster().classes, &NodeShapes::default());
         let node_table = self.node_table();
-        let of_node = |node_entry: &Arc<NodeEntry>| stranded_by_device(&node_entry.read(), &mix);
-        node_table.iter().flat_map(of_node).map(|(_, share)| share).collect()
+        let stranded =
+            node_table.iter().flat_map(|node_entry| stranded_by_device(&node_entry.read(), &mix));
+        stranded.map(|(_, share)| share).collect()
     }
 
     /// The pods with a hold, and the node of each.
     pub fn held_nodes(&self) -> BTreeMap<PodUid, NodeName> {
-        let node_of = |held: RefMulti<'_, PodUid, usize>| {
-            (held.key().clone(), self.node_entry(*held.value()).name.clone())
-        };
-        self.holds.iter().map(node_of).collect()
+        let held = self.holds.iter();
+        held.map(|held| (held.key().clone(), self.node_entry(*held.value()).name.clone())).collect()
     }
 
     /// How many holds there are now.
@@ -273,9 +271,11 @@ impl Ledger {
     #[doc(hidden)] // for tests, which compare them with their bounds
     pub fn entries(&self) -> Vec<(&'static str, usize)> {
         let node_table = self.node_table();
-        let all = || node_table.present().map(|at| &node_table[at]);
-        let sketches = |node_entry: &Arc<NodeEntry>| node_entry.details.lock().entries();
-        let held = |node_entry: &Arc<NodeEntry>| node_entry.read().entries();
+        let (mut held, mut sketches) = (0, 0);
+        for at in node_table.present() {
+            held += node_table[at].read().entries();
+            sketches += node_table[at].details.lock().entries();
+        }
         vec![
             ("nodes", node_table.count()),
             ("domains", self.domains.lock().len()),
@@ -285,8 +285,8 @@ impl Ledger {
             ("ended", self.ended().count()),
             ("mix", self.window.lock().pods()),
             ("shapes", self.shapes.count()),
-            ("held", all().map(held).sum()),
-            ("sketches", all().map(sketches).sum()),
+            ("held", held),
+            ("sketches", sketches),
         ]
     }
 

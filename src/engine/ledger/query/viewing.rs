@@ -8,6 +8,7 @@ use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::own_room::OwnRoom;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::model::device_state::HoldRule;
+use crate::model::fit::CompiledRequest;
 use crate::model::node_state::NodeState;
 use crate::scoring::fragmentation::Packing;
 use crate::scoring::plan;
@@ -51,19 +52,15 @@ impl Ledger {
             let cluster = self.cluster();
             (query.compile(&cluster.classes), cluster.classes.count())
         };
-        let in_state = |node_state: &NodeState| {
-            // Devices of a class that came since are shown next time.
-            let is_known = node_state.is_of_classes(known);
-            is_known
-                .then(|| plan::fitting(node_state, &compiled, HoldRule::Respected).ok())
-                .flatten()
-        };
-        let on = |node_entry: &NodeEntry| match own.on(&node_entry.name) {
-            Some(node_state) => in_state(node_state),
-            None => in_state(&node_entry.read()),
-        };
-        let found = node_table.present().map(|at| &node_table[at]);
-        found.filter_map(|node_entry| Some((node_entry.name.clone(), on(node_entry)?))).collect()
+        let all = node_table.present().map(|at| &node_table[at]);
+        let fitting = all.filter_map(|node_entry| {
+            let positions = match own.on(&node_entry.name) {
+                Some(node_state) => fitting_in(node_state, &compiled, known),
+                None => fitting_in(&node_entry.read(), &compiled, known),
+            };
+            Some((node_entry.name.clone(), positions?))
+        });
+        fitting.collect()
     }
 
     /// How full and how fragmented each node is, by the typical requests, in no order. A vacant
@@ -74,6 +71,17 @@ impl Ledger {
         let node_table = self.node_table();
         node_table.iter().map(|node_entry| node_entry.name.clone()).zip(gauge.packings()).collect()
     }
+}
+
+/// The devices that a pod could get in this state of a node, if the request is compiled for their classes, the
+/// first `classes`. Those of a class that came since are shown next time.
+fn fitting_in(
+    node_state: &NodeState,
+    compiled: &CompiledRequest,
+    classes: usize,
+) -> Option<Vec<usize>> {
+    let is_known = node_state.is_of_classes(classes);
+    is_known.then(|| plan::fitting(node_state, compiled, HoldRule::Respected).ok()).flatten()
 }
 
 fn show(node_entry: &NodeEntry, look: &mut impl FnMut(&NodeState, &NodeDetails)) {

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::hardware::device_class::DeviceClasses;
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
+use crate::ledger::query::team_limit::PodInNamespace;
 use crate::ledger::suggest::requeue::{NamedNodes, is_candidate};
 use crate::ledger::suggest::waiting::WaitingPod;
 use crate::model::device_state::{DeviceState, HoldRule, StandingHold};
@@ -116,8 +117,8 @@ impl Ledger {
             let node_state = node_table[at].read().clone();
             let on = (at, &node_state, &sets);
             let may_have = |found: &FoundRoom| {
-                let owner = (request.uid, request.namespace);
-                self.may_have_placed(owner, request.query, (&node_state, &found.hold.placement))
+                let pod = PodInNamespace { uid: request.uid, namespace: request.namespace };
+                self.may_have_placed(pod, request.query, &node_state, &found.hold.placement)
             };
             if let Some((loss, found)) = room_on(on, &compiled, request, planned)
                 && may_have(&found)

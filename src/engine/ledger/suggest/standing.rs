@@ -10,6 +10,7 @@ use crate::hardware::spots::Makeable;
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::nodes::teams::TeamPod;
 use crate::ledger::query::queries::PlacementRequest;
+use crate::ledger::query::team_limit::PodInNamespace;
 use crate::ledger::suggest::requeue::{Arrival, NamedNodes, is_candidate};
 use crate::ledger::suggest::waiting::WaitingPod;
 use crate::model::device_state::{DeviceState, HoldRule, KeptFor, StandingHold};
@@ -339,7 +340,8 @@ impl Ledger {
             };
             let Some((lacks, hold)) = found else { continue };
             let node_state = node_entry.read();
-            if !self.may_have_placed((uid, namespace), query, (&node_state, &hold.placement)) {
+            let pod = PodInNamespace { uid, namespace };
+            if !self.may_have_placed(pod, query, &node_state, &hold.placement) {
                 continue;
             }
             let order = |at: usize| node_table.order(at);

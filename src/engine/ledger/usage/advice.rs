@@ -157,8 +157,8 @@ impl Ledger {
             advise(node_entry, now, &mut all);
         }
         all.sort_by(|a, b| {
-            let key = |it: &Advice| std::cmp::Reverse(it.reclaimable());
-            (key(a), &a.pod.name).cmp(&(key(b), &b.pod.name))
+            let most_first = b.reclaimable().cmp(&a.reclaimable());
+            most_first.then_with(|| a.pod.name.cmp(&b.pod.name))
         });
         all
     }

@@ -1,19 +1,15 @@
 //! What the ledger notes of the reports beside the amounts: use, isolation, conditions.
 
-use std::sync::Arc;
-
 use crate::hardware::spots::Spot;
-use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::state::Ledger;
 use crate::model::device_state::Verification;
 use crate::model::event::LedgerEvent;
 use crate::model::isolation::{DriverLimits, Mode, Rules};
-use crate::model::node_state::NodeState;
 use crate::model::reservation::{Placement, ReservationState};
 use crate::usage::history::{History, Usage, allocated};
 use crate::usage::isolation::TenantsByMode;
 use crate::usage::node_details::{DetailsReport, NodeDetails, verification};
-use crate::usage::samples::{BEYOND, Outside, OverLimitPod};
+use crate::usage::samples::{BEYOND, OverLimitPod, UnallocatedUse};
 use wire::ids::{DeviceId, PodUid};
 use wire::seen::DeviceUse;
 use wire::units::{MemMib, Timestamp};
@@ -51,7 +47,7 @@ impl Ledger {
             let details = node_entry.details.lock();
             for device in node_state.devices() {
                 for (uid, held) in device.tenants() {
-                    let found = details.isolation.of(device, (uid, *held), limits);
+                    let found = details.isolation.of(device, uid, *held, limits);
                     tenants.entry(found.configured).or_default().0 += 1;
                     tenants.entry(found.verified).or_default().1 += 1;
                 }
@@ -65,30 +61,33 @@ impl Ledger {
     /// All over-limit pods, node by node in no order.
     pub fn over_limit_pods(&self) -> Vec<OverLimitPod> {
         let node_table = self.node_table();
-        let of_node = |node_entry: &Arc<NodeEntry>| {
+        let pods = node_table.iter().flat_map(|node_entry| {
             let node_state = node_entry.read();
             node_entry.details.lock().usage_samples.over_limit_pods(&node_state)
-        };
-        node_table.iter().flat_map(of_node).collect()
+        });
+        pods.collect()
     }
 
     /// What is used beyond what is allocated, in the whole cluster.
-    pub fn outside(&self) -> Outside {
-        let mut outside = Outside::default();
-        let add = |sum: &mut MemMib, more| *sum = sum.checked_add(more).unwrap_or(BEYOND);
+    pub fn outside(&self) -> UnallocatedUse {
+        let mut outside = UnallocatedUse::default();
         for node_entry in self.node_table().iter() {
             let node_state = node_entry.read();
             let details = node_entry.details.lock();
             for over in details.usage_samples.over_limit_pods(&node_state) {
                 outside.over_limit_pods += 1;
-                add(&mut outside.excess, over.seen.excess());
+                outside.excess = sum(outside.excess, over.seen.excess());
             }
             for on in details.usage_samples.devices.values() {
-                add(&mut outside.untracked, on.untracked);
+                outside.untracked = sum(outside.untracked, on.untracked);
             }
         }
         outside
     }
+}
+
+fn sum(a: MemMib, b: MemMib) -> MemMib {
+    a.checked_add(b).unwrap_or(BEYOND)
 }
 
 impl Ledger {
@@ -98,11 +97,12 @@ impl Ledger {
         for node_entry in self.node_table().iter() {
             let node_state = node_entry.read();
             let details = node_entry.details.lock();
-            let is_new =
-                |uid: &&PodUid| details.usages.of(uid).is_none_or(|usage| usage.before.is_none());
             let placed = node_state.reservations().iter();
             let placed = placed.filter(|(_, held)| held.state == ReservationState::Confirmed);
-            pods.extend(placed.map(|(uid, _)| uid).filter(is_new).cloned());
+            let new = placed
+                .map(|(uid, _)| uid)
+                .filter(|uid| details.usages.of(uid).is_none_or(|usage| usage.before.is_none()));
+            pods.extend(new.cloned());
         }
         pods
     }
@@ -131,30 +131,31 @@ impl Ledger {
     pub fn note(
         &self,
         node: &str,
-        mut seen: (&[DeviceUse], DetailsReport),
+        uses: &[DeviceUse],
+        mut report: DetailsReport,
         rules: Rules,
         now: Timestamp,
     ) -> Vec<LedgerEvent> {
         let _stays = self.stay();
         let Some(at) = self.position(node) else { return Vec::new() };
         let node_entry = self.node_entry(at);
-        let not_made = seen.1.mig_failures.iter().filter(|failed| failed.removed.is_none());
+        let not_made = report.mig_failures.iter().filter(|failed| failed.removed.is_none());
         let not_made: Vec<_> =
             not_made.map(|failed| (Spot::of_failed(failed), failed.hidden)).collect();
-        let limits = seen.1.limits.take().map(|(_, gpus)| gpus).unwrap_or_default();
+        let limits = report.limits.take().map(|(_, gpus)| gpus).unwrap_or_default();
         let (mut events, found) = node_entry.look(|version, node_state| {
             let mut details = node_entry.details.lock();
-            let events = details.take((version, node_state), seen, rules, now);
+            details.prune(version, node_state);
+            let events = details.take(node_state, uses, report, rules, now);
             (events, verification(node_state, &details))
         });
         events.extend(self.set_verification(at, &found));
         if !node_entry.look(|_, node_state| node_state.has_limits(&limits)) {
-            let note = |node_state: &mut NodeState| node_state.note_limits(limits);
-            events.extend(self.change_node(at, note));
+            events.extend(self.change_node(at, |node_state| node_state.note_limits(limits)));
         }
         if !not_made.is_empty() {
-            let note = |node_state: &mut NodeState| node_state.note_failures(not_made, now);
-            events.extend(self.change_node(at, note));
+            events
+                .extend(self.change_node(at, |node_state| node_state.note_failures(not_made, now)));
         }
         events
     }

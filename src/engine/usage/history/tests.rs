@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use super::*;
 use crate::hardware::pool::{Borrow, PoolRule, PoolRules};
 use crate::hardware::spots::Spot;
@@ -8,8 +10,8 @@ use crate::ledger::usage::advice::{Bursts, PoolAdvice, by_pool};
 use crate::model::isolation::{DriverLimits, Rules};
 use crate::model::request::{Limit, Movable};
 use crate::usage::node_details::DetailsReport;
-use wire::ids::{MigProfile, PoolName};
-use wire::seen::ProcessUse;
+use wire::ids::{DeviceId, MigProfile, PoolName};
+use wire::seen::ReportedTenant;
 
 fn note(ledger: &Ledger, seen: &[DeviceUse], at: u64) {
     note_reported(ledger, seen, BTreeMap::new(), at);
@@ -30,7 +32,7 @@ fn note_reported(
     };
     let tenants = BTreeMap::from([(DeviceId::new("A").unwrap(), reported)]);
     let report = DetailsReport { tenants, ..DetailsReport::default() };
-    ledger.note("n", (seen, report), rules, seconds(at));
+    ledger.note("n", seen, report, rules, seconds(at));
 }
 
 /// A list of A: what `p` uses (none: no process), and how busy the GPU is.
@@ -315,8 +317,8 @@ fn empty_or_unknown_history_changes_nothing() {
 fn absurd_amounts_cause_no_error() {
     let mut usage = Usage::new(Timestamp::START);
     let all = Used { memory: MemMib::new(u64::MAX), load: Some(Share::from_millionths(u64::MAX)) };
-    usage.note(&all, MemMib::ZERO, (u32::MAX, Duration::MAX));
-    usage.note(&all, MemMib::ZERO, (u32::MAX, Duration::MAX));
+    usage.note(&all, MemMib::ZERO, u32::MAX, Duration::MAX);
+    usage.note(&all, MemMib::ZERO, u32::MAX, Duration::MAX);
     assert_eq!(usage.percentile(100).millionths(), 1_062_500, "beyond all");
     assert!(usage.enough() >= MemMib::new(u64::MAX - 255) && usage.mean_load().is_some());
     assert_eq!(Usage::new(Timestamp::START).enough(), MemMib::new(256));

@@ -14,6 +14,7 @@ use wire::api::condition::MpsState;
 use wire::device::{Device, DeviceDetails};
 use wire::ids::{MigProfile, PoolName};
 use wire::seen::{Condition, Driver};
+use wire::units::MemMib;
 
 /// The node with one GPU of 1000 MiB: `p` has half of it, and reports may say more of it.
 fn tenanted(share: u64) -> Ledger {
@@ -35,7 +36,7 @@ fn note(
         grace: Duration::ZERO,
         max_limit: Share::WHOLE,
     };
-    ledger.note(node, (uses, report), rules, seconds(at))
+    ledger.note(node, uses, report, rules, seconds(at))
 }
 
 /// A report that keeps the conditions of the devices.
@@ -60,7 +61,7 @@ fn modes(ledger: &Ledger, limits: DriverLimits) -> String {
     let node_state = node(ledger, "n");
     let device = &node_state.devices()[0];
     let held = device.tenants()[&uid("p")];
-    let found = ledger.details("n").isolation.of(device, (&uid("p"), held), limits);
+    let found = ledger.details("n").isolation.of(device, &uid("p"), held, limits);
     let tenants = ledger.isolation(limits);
     assert!(tenants[&found.configured].0 == 1 && tenants[&found.verified].1 == 1, "{tenants:?}");
     format!("{} {}", found.configured.name(), found.verified.name())
@@ -128,7 +129,7 @@ fn clients_that_borrow_may_have_limits_up_to_what_they_may_use() {
         let device = &node_state.devices()[0];
         let held = device.tenants()[&uid("q")];
         let reported = client(Some(limit)).unwrap();
-        let found = tenant_isolation(device, (&uid("q"), held), reported, DriverLimits::OfClients);
+        let found = tenant_isolation(device, &uid("q"), held, reported, DriverLimits::OfClients);
         assert_eq!((found.configured, found.verified), (Mode::Mps, mode), "{limit}");
     }
 }
@@ -153,7 +154,7 @@ fn a_whole_device_isolates_only_its_single_tenant() {
             let device = node_state.devices().iter().find(|it| it.device().id.as_str() == "A");
             let (device, seen) = (device.unwrap(), ReportedTenant::default());
             let held = device.tenants()[&uid("p")];
-            let found = tenant_isolation(device, (&uid("p"), held), seen, DriverLimits::Unused);
+            let found = tenant_isolation(device, &uid("p"), held, seen, DriverLimits::Unused);
             (found.configured, found.verified)
         };
         assert_eq!(found(), (alone, alone));

@@ -21,7 +21,7 @@ fn note_at(ledger: &Ledger, node: &str, uses: &[DeviceUse], now: Timestamp) -> V
         grace: Duration::from_secs(30),
         max_limit: Share::from_millionths(900_000),
     };
-    ledger.note(node, (uses, DetailsReport::default()), rules, now)
+    ledger.note(node, uses, DetailsReport::default(), rules, now)
 }
 
 /// A report of one device with these processes; `?` is an amount that the driver cannot say.
@@ -282,8 +282,11 @@ fn untracked_memory_is_reported_when_it_begins_and_summed() {
     check(&ledger, "host=30 x=20", "", "");
     check(&ledger, "host=30 x=21 p=600", "p 600/500 on A, foreign 51 on A", "p +100 x1");
     check(&ledger, "host=900 p=600", "", "p +100 x2");
-    let expected =
-        Outside { over_limit_pods: 1, excess: MemMib::new(100), untracked: MemMib::new(900) };
+    let expected = UnallocatedUse {
+        over_limit_pods: 1,
+        excess: MemMib::new(100),
+        untracked: MemMib::new(900),
+    };
     assert_eq!(ledger.outside(), expected);
     check(&ledger, "host=18446744073709551615 x=1", "", "");
     assert_eq!(ledger.outside().untracked, BEYOND, "absurd sums cause no failure");
@@ -301,6 +304,6 @@ fn pods_and_devices_that_are_gone_are_forgotten() {
     assert_eq!(ledger.over_limit_pods(), [], "it has left the ledger");
     say(&ledger, &hello("y", 1, "B")).unwrap();
     assert_eq!(note(&ledger, "n", &list("A", "host=900")), []);
-    assert_eq!(ledger.outside(), Outside::default());
+    assert_eq!(ledger.outside(), UnallocatedUse::default());
     assert_eq!(note(&ledger, "nobody", &list("A", "host=900")), []);
 }

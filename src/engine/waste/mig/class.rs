@@ -71,8 +71,9 @@ fn spots(layouts: &Layouts) -> Vec<u64> {
             .collect();
         for profile in layouts.profiles() {
             let now = LOOK_AHEAD * u64::from(layouts.fits(layout, profile)) * MILLION;
-            let later = |left: &LayoutId| spots[left.position() * profiles + profile.position()];
-            let later: u64 = without.iter().map(later).sum();
+            let later = without.iter();
+            let later = later.map(|left| spots[left.position() * profiles + profile.position()]);
+            let later: u64 = later.sum();
             let runs = u64::try_from(without.len()).expect("runs are few");
             spots.push((now + later) / (LOOK_AHEAD + runs));
         }

@@ -19,7 +19,7 @@
 use crate::hardware::layouts::{LayoutId, Start};
 use crate::waste::mig::class::{MigClass, MigClassId};
 use crate::waste::mig::mask_waste::whole;
-use crate::waste::mig::mix::MigMix;
+use crate::waste::mig::mix::{MigMix, Typical};
 use crate::waste::mig::supply::MigSupply;
 use crate::waste::mig::types::MigType;
 use crate::waste::numbers::float;
@@ -33,7 +33,7 @@ pub struct MigCost(pub i128);
 
 /// A GPU that may take an instance.
 #[derive(Clone, Copy, Debug)]
-pub struct Candidate<D> {
+pub struct MigCandidate<D> {
     /// The GPU; lesser ones win a tie.
     pub device: D,
     /// Its class.
@@ -85,7 +85,8 @@ impl<'a> Decision<'a> {
     /// The decision where to put a request of type `kind`.
     pub fn new(
         classes: &'a [MigClass],
-        (mix, supply): (&'a MigMix, &MigSupply),
+        mix: &'a MigMix,
+        supply: &MigSupply,
         kind: &'a MigType,
         scratch: &'a mut Scratch,
     ) -> Self {
@@ -137,14 +138,14 @@ impl<'a> Decision<'a> {
     /// must not be a candidate for a request for these.
     pub fn choose<D: Ord + Copy>(
         &mut self,
-        candidates: impl IntoIterator<Item = Candidate<D>>,
+        candidates: impl IntoIterator<Item = MigCandidate<D>>,
     ) -> Option<Chosen<D>> {
-        let key = |Candidate { device, class, layout }: Candidate<D>| {
+        let costs = candidates.into_iter().filter_map(|MigCandidate { device, class, layout }| {
             let (cost, start) = self.best(class, layout)?;
             let free = self.classes[class.0].layouts().free_units(layout);
             Some((cost, free, device, start))
-        };
-        let (cost, _, device, start) = candidates.into_iter().filter_map(key).min()?;
+        });
+        let (cost, _, device, start) = costs.min()?;
         Some(Chosen { device, start, cost })
     }
 }
@@ -165,14 +166,15 @@ impl Scratch {
 
 /// `ρ` of each typical type, in millionths of a unit, rounded down.
 fn worths<'a>(mix: &'a MigMix, supply: &'a MigSupply) -> impl Iterator<Item = i64> + use<'a> {
-    let running = |id| float(supply.running(id));
-    let vary: f64 = mix.typical().iter().map(|it| running(it.id) * it.units * it.units).sum();
+    let typical = mix.typical().iter();
+    let vary = typical.map(|kind| float(supply.running(kind.id)) * kind.units * kind.units);
+    let vary: f64 = vary.sum();
     let room = float(supply.free_units()) + libm::sqrt(1.0 + vary);
     let scale = DOUBT * mix.mean_units() * mix.mean_units();
-    mix.typical().iter().map(move |it| {
-        let spots = float(supply.fits(&it.kind)) + libm::sqrt(running(it.id) + 1.0);
+    mix.typical().iter().map(move |Typical { id, kind, weight, units }| {
+        let spots = float(supply.fits(kind)) + libm::sqrt(float(supply.running(*id)) + 1.0);
         let per_spot = room / spots;
-        whole(it.weight * it.units / scale * (per_spot * per_spot) * 1e6)
+        whole(weight * units / scale * (per_spot * per_spot) * 1e6)
     })
 }
 

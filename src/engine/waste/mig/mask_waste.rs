@@ -34,27 +34,23 @@ pub(crate) struct MaskGraph {
 impl MaskGraph {
     pub(crate) fn of(layouts: &Layouts) -> Self {
         let mut masks: Vec<u32> = layouts.ids().map(|id| layouts.mask(id)).collect();
-        let position = |masks: &[u32], mask: u32| {
-            masks.binary_search(&mask).expect("each mask is one of a layout")
-        };
         let of_layout = masks.clone();
         masks.sort_unstable();
         masks.dedup();
         let geometry = layouts.geometry();
-        let steps = |mask: &u32| {
+        let free_units = masks.iter().map(|mask| geometry.axis - mask.count_ones());
+        let leave = free_units.map(|units| libm::exp(-float(u64::from(units)) / SOFTNESS));
+        let steps = masks.iter().map(|mask| {
             let mut steps = Vec::new();
             for (at, profile) in geometry.profiles.iter().enumerate() {
-                let runs = profile.starts.iter().map(|start| profile.units(*start));
-                let free = runs.filter(|run| run & mask == 0);
-                steps.extend(free.map(|run| (at, position(&masks, mask | run))));
+                let with = profile.free_starts(*mask).map(|start| mask | profile.units(start));
+                steps.extend(with.map(|with| (at, position(&masks, with))));
             }
             steps
-        };
-        let leave =
-            |mask: &u32| libm::exp(-float(u64::from(geometry.axis - mask.count_ones())) / SOFTNESS);
+        });
         Self {
-            leave: masks.iter().map(leave).collect(),
-            steps: masks.iter().map(steps).collect(),
+            leave: leave.collect(),
+            steps: steps.collect(),
             of_layout: of_layout.into_iter().map(|mask| position(&masks, mask)).collect(),
             profiles: geometry.profiles.len(),
         }
@@ -78,8 +74,8 @@ impl MaskGraph {
             pull.iter_mut().for_each(|pull| *pull *= level);
         }
         let values = self.values(&pull);
-        let millionths = |value: &f64| whole(-SOFTNESS * libm::log(*value) * 1e6);
-        let by_mask: Vec<i64> = values.iter().map(millionths).collect();
+        let by_mask = values.iter().map(|value| whole(-SOFTNESS * libm::log(*value) * 1e6));
+        let by_mask: Vec<i64> = by_mask.collect();
         self.of_layout.iter().map(|mask| by_mask[*mask]).collect()
     }
 
@@ -109,6 +105,10 @@ impl MaskGraph {
         }
         taken
     }
+}
+
+fn position(masks: &[u32], mask: u32) -> usize {
+    masks.binary_search(&mask).expect("each mask is one of a layout")
 }
 
 /// The whole part, rounded down.

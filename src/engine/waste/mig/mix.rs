@@ -41,8 +41,8 @@ impl MigMix {
         usual: &[TypeId],
         window: &MigWindow<P>,
     ) -> Self {
-        let is_listed = |id: &TypeId| window.count(*id) > 0 || usual.contains(id);
-        Self::of(classes, types, types.ids().filter(is_listed).map(|id| (id, window.count(id))))
+        let listed = types.ids().filter(|id| window.count(*id) > 0 || usual.contains(id));
+        Self::of(classes, types, listed.map(|id| (id, window.count(id))))
     }
 
     /// The mix of types that came so often. Those that no class serves are left out, and so are the rarest
@@ -52,21 +52,23 @@ impl MigMix {
         types: &Types,
         counts: impl IntoIterator<Item = (TypeId, u64)>,
     ) -> Self {
-        let serves = |(id, count): (TypeId, u64)| {
+        let served = counts.into_iter().filter_map(|(id, count)| {
             let kind = types.kind(id);
             let units = kind.units(classes)?;
             Some((count, Typical { id, kind: kind.clone(), weight: 0.0, units: f64::from(units) }))
-        };
-        let mut typical: Vec<(u64, Typical)> = counts.into_iter().filter_map(serves).collect();
+        });
+        let mut typical: Vec<(u64, Typical)> = served.collect();
         typical.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.kind.cmp(&b.1.kind)));
         typical.truncate(MOST_TYPICAL);
         let all: f64 = typical.iter().map(|(count, _)| float(*count) + PRIOR).sum();
-        let weighted = |(count, it)| Typical { weight: (float(count) + PRIOR) / all, ..it };
-        let typical: Vec<Typical> = typical.into_iter().map(weighted).collect();
+        let weighted = typical
+            .into_iter()
+            .map(|(count, kind)| Typical { weight: (float(count) + PRIOR) / all, ..kind });
+        let typical: Vec<Typical> = weighted.collect();
         let waste = classes.iter().zip(0..);
         let waste = waste.map(|(class, id)| class.waste(&parts(class, MigClassId(id), &typical)));
         Self {
-            mean_units: typical.iter().map(|it| it.weight * it.units).sum(),
+            mean_units: typical.iter().map(|kind| kind.weight * kind.units).sum(),
             waste: waste.collect(),
             typical,
         }
@@ -88,16 +90,16 @@ impl MigMix {
 
     /// What each type has of the requests, the most frequent first.
     pub fn weights(&self) -> impl Iterator<Item = (TypeId, f64)> + use<'_> {
-        self.typical.iter().map(|it| (it.id, it.weight))
+        self.typical.iter().map(|kind| (kind.id, kind.weight))
     }
 }
 
 /// What each profile of a class has of the requests that accept the class.
 fn parts(class: &MigClass, id: MigClassId, typical: &[Typical]) -> Vec<f64> {
     let mut parts = vec![0.0; class.layouts().profiles().count()];
-    for it in typical {
-        if let Some(profile) = it.kind.on(id) {
-            parts[profile.position()] += it.weight;
+    for Typical { kind, weight, .. } in typical {
+        if let Some(profile) = kind.on(id) {
+            parts[profile.position()] += weight;
         }
     }
     let all: f64 = parts.iter().sum();

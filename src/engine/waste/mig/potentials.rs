@@ -35,18 +35,17 @@ impl Potentials {
     /// counts for nothing. The tables of geometries are taken from `earlier` ones.
     pub fn of(mix: &Mix, gpus: &[DividedGpu], earlier: &Self) -> Self {
         let geometries = geometries_of(gpus);
-        let class = |geometry: &Arc<Geometry>| {
-            earlier.class(geometry).cloned().or_else(|| MigClass::new(geometry).ok())
-        };
-        let known =
-            geometries.into_iter().filter_map(|geometry| Some((geometry, class(geometry)?)));
+        let known = geometries.into_iter().filter_map(|geometry| {
+            let earlier = earlier.class(geometry).cloned();
+            Some((geometry, earlier.or_else(|| MigClass::new(geometry).ok())?))
+        });
         let (geometries, classes): (Vec<_>, Vec<MigClass>) = known.unzip();
         let mut types = Types::default();
-        let models_of = |geometry: &&Arc<Geometry>| {
+        let models = geometries.iter().map(|geometry| {
             let its = gpus.iter().filter(|gpu| gpu.geometry == **geometry);
             its.map(|gpu| &gpu.model).collect()
-        };
-        let models: Vec<BTreeSet<&ModelName>> = geometries.iter().map(models_of).collect();
+        });
+        let models: Vec<BTreeSet<&ModelName>> = models.collect();
         let counts = counts(mix, &geometries, &models, &classes, &mut types);
         let mut supply = MigSupply::none(&classes);
         for gpu in gpus {
@@ -61,7 +60,7 @@ impl Potentials {
         let mix = MigMix::of(&classes, &types, counts);
         let mut scratch = Scratch::default();
         let none = MigType::new([]);
-        let mut decision = Decision::new(&classes, (&mix, &supply), &none, &mut scratch);
+        let mut decision = Decision::new(&classes, &mix, &supply, &none, &mut scratch);
         let potentials: Vec<Vec<i128>> = (0..classes.len())
             .map(|at| {
                 let layouts = classes[at].layouts().ids();
@@ -102,7 +101,8 @@ fn geometries_of(gpus: &[DividedGpu]) -> Vec<&Arc<Geometry>> {
             None => all.push((&gpu.geometry, 1)),
         }
     }
-    let (mut listed, table): (Vec<_>, Vec<_>) = all.into_iter().partition(|(it, _)| it.is_listed());
+    let (mut listed, table): (Vec<_>, Vec<_>) =
+        all.into_iter().partition(|(geometry, _)| geometry.is_listed());
     listed.sort_by_key(|(_, count)| Reverse(*count));
     let listed = listed.into_iter().take(MOST_LISTED);
     table.into_iter().chain(listed).map(|(geometry, _)| geometry).collect()
@@ -146,9 +146,9 @@ fn counts(
         }
         let kinds = geometries.iter().zip(models).zip(classes);
         let kind = MigType::new(kinds.map(|((geometry, models), class)| {
-            let is_served =
-                |it: &Profile| models.iter().any(|model| serves((geometry, it), model, request));
-            class.layouts().smallest(is_served)
+            class.layouts().smallest(|profile| {
+                models.iter().any(|model| serves(geometry, profile, model, request))
+            })
         }));
         if kind.accepted().next().is_none() {
             continue;
@@ -161,11 +161,7 @@ fn counts(
 }
 
 /// Whether an instance of the profile on a GPU of this model serves a request, which may name models.
-fn serves(
-    (geometry, profile): (&Geometry, &Profile),
-    model: &ModelName,
-    request: &GpuRequest,
-) -> bool {
+fn serves(geometry: &Geometry, profile: &Profile, model: &ModelName, request: &GpuRequest) -> bool {
     let profile_there = match &request.amount {
         Amount::MigInstance(wanted) if wanted.plain() != profile.name => return false,
         Amount::MigInstance(wanted) => wanted.clone(),

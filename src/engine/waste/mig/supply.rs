@@ -21,8 +21,9 @@ pub struct MigSupply {
 impl MigSupply {
     /// No GPUs of these classes.
     pub fn none(classes: &[MigClass]) -> Self {
-        let fits = |class: &MigClass| vec![0; class.layouts().profiles().count()];
-        Self { fits: classes.iter().map(fits).collect(), free_units: 0, running: Vec::new() }
+        let profiles = classes.iter().map(|class| class.layouts().profiles().count());
+        let fits = profiles.map(|count| vec![0; count]).collect();
+        Self { fits, free_units: 0, running: Vec::new() }
     }
 
     /// A GPU came that has this layout.
@@ -54,7 +55,8 @@ impl MigSupply {
         &mut self,
         classes: &[MigClass],
         class: MigClassId,
-        (from, to): (LayoutId, LayoutId),
+        from: LayoutId,
+        to: LayoutId,
     ) {
         let layouts = classes[class.0].layouts();
         for (kept, profile) in self.fits[class.0].iter_mut().zip(layouts.profiles()) {
@@ -83,9 +85,8 @@ impl MigSupply {
 
     /// `S`: how many more instances for requests of the type fit, over all classes that it accepts.
     pub fn fits(&self, kind: &MigType) -> u64 {
-        let fits = |class: MigClassId| self.fits.get(class.0);
         kind.accepted()
-            .filter_map(|(class, profile)| fits(class).map(|fits| fits[profile.position()]))
+            .filter_map(|(class, profile)| Some(self.fits.get(class.0)?[profile.position()]))
             .sum()
     }
 

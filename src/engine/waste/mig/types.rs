@@ -34,10 +34,9 @@ impl MigType {
 
     /// Its units on the class where they are fewest; `None` if no class serves it.
     pub fn units(&self, classes: &[MigClass]) -> Option<u32> {
-        let units = |(class, profile): (MigClassId, ProfileIndex)| {
-            classes.get(class.0).map(|class| class.layouts().units(profile))
-        };
-        self.accepted().filter_map(units).min()
+        self.accepted()
+            .filter_map(|(class, profile)| Some(classes.get(class.0)?.layouts().units(profile)))
+            .min()
     }
 }
 

@@ -7,7 +7,7 @@ use crate::model::reservation::Tenure;
 fn hung_at(ledger: &Ledger, seconds: u64) -> Vec<String> {
     let now = Timestamp::START.plus(Duration::from_secs(seconds));
     let unix_seconds = 1_000 + i64::try_from(seconds).unwrap();
-    let hung = ledger.note_hung((now, unix_seconds)).into_iter();
+    let hung = ledger.note_hung(now, unix_seconds).into_iter();
     hung.map(|hung| format!("{} {} {:?}", hung.pod, hung.node, hung.devices)).collect()
 }
 

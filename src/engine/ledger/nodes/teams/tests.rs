@@ -8,6 +8,7 @@ use crate::ledger::fixture::{
 };
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
+use crate::ledger::query::team_limit::PodInNamespace;
 use crate::ledger::suggest::standing::Holder;
 use crate::model::rejection::Rejection;
 use crate::model::request::Amount;
@@ -235,7 +236,12 @@ fn where_a_pod_counts_more_than_its_team_may_have_it_is_refused_before_the_bind(
     let gpu = query.gpu.clone().unwrap();
     let answer = |name: &str, namespace: &str| {
         let mut answers = ledger.answers(&query, &["n", "unknown"]);
-        ledger.limit_to_team((&uid(name), namespace), &query, &["n", "unknown"], &mut answers);
+        ledger.limit_to_team(
+            PodInNamespace { uid: &uid(name), namespace },
+            &query,
+            &["n", "unknown"],
+            &mut answers,
+        );
         (answers[0].is_ok(), answers[0].as_ref().err().copied())
     };
     assert_eq!(answer("p", "a"), (true, None));
@@ -266,8 +272,8 @@ fn room_is_kept_where_the_team_may_have_what_the_pod_would_count() {
     };
     assert_eq!(stand("b"), "n", "it is free there");
     assert_eq!(stand("a"), "large", "it would count 0.8 of a GPU there");
-    assert!(ledger.is_limited_on((&uid("p"), "a"), &query, "n"));
-    assert!(!ledger.is_limited_on((&uid("p"), "b"), &query, "n"));
+    assert!(ledger.is_limited_on(PodInNamespace { uid: &uid("p"), namespace: "a" }, &query, "n"));
+    assert!(!ledger.is_limited_on(PodInNamespace { uid: &uid("p"), namespace: "b" }, &query, "n"));
 }
 
 #[test]

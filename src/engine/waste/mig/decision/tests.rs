@@ -41,16 +41,13 @@ impl Cluster {
     }
 
     fn choose(&mut self, kind: TypeId) -> Option<Chosen<usize>> {
-        let of = (&self.mix, &self.supply);
         let kind = self.types.kind(kind);
-        let gpus = self.gpus.iter().enumerate();
-        Decision::new(&self.classes, of, kind, &mut self.scratch).choose(
-            gpus.map(|(device, (class, layout))| Candidate {
-                device,
-                class: *class,
-                layout: *layout,
-            }),
-        )
+        let gpus = self.gpus.iter().enumerate().map(|(device, (class, layout))| MigCandidate {
+            device,
+            class: *class,
+            layout: *layout,
+        });
+        Decision::new(&self.classes, &self.mix, &self.supply, kind, &mut self.scratch).choose(gpus)
     }
 
     fn come(&mut self, kind: TypeId) -> Option<Chosen<usize>> {
@@ -68,7 +65,7 @@ impl Cluster {
         let profile = self.types.kind(kind).on(class).unwrap();
         let with = self.classes[class.0].layouts().put(layout, profile, start);
         let with = with.expect("the start is legal and free");
-        self.supply.change(&self.classes, class, (layout, with));
+        self.supply.change(&self.classes, class, layout, with);
         self.supply.start(kind);
         self.gpus[gpu].1 = with;
         self.running.push((gpu, start, kind));
@@ -78,7 +75,7 @@ impl Cluster {
         let (gpu, start, kind) = self.running.swap_remove(at);
         let (class, layout) = self.gpus[gpu];
         let without = self.classes[class.0].layouts().take(layout, start).unwrap();
-        self.supply.change(&self.classes, class, (layout, without));
+        self.supply.change(&self.classes, class, layout, without);
         self.supply.end(kind);
         self.gpus[gpu].1 = without;
     }
@@ -98,10 +95,10 @@ impl Cluster {
 fn the_cost_is_the_difference_of_two_potentials() {
     let mut cluster = Cluster::new(&[2], 1);
     let one = cluster.ids[0];
-    let of = (&cluster.mix, &cluster.supply);
+    let (mix, supply) = (&cluster.mix, &cluster.supply);
     let kind = cluster.types.kind(one);
     let class = MigClassId(0);
-    let mut decision = Decision::new(&cluster.classes, of, kind, &mut cluster.scratch);
+    let mut decision = Decision::new(&cluster.classes, mix, supply, kind, &mut cluster.scratch);
     // F = 8, S = (7, 4, 3, 2, 1, 1), N = 0: w̄ = 21/6, and √ of 1 in both places
     let units = [1.0, 2.0, 2.0, 4.0, 4.0, 8.0];
     let spots = [7.0, 4.0, 3.0, 2.0, 1.0, 1.0];
@@ -212,8 +209,8 @@ proptest! {
         let chosen = cluster.choose(kind).map(|it| (it.cost, it.device, it.start));
         let request = cluster.types.kind(kind);
         let mut scratch = Scratch::default();
-        let of = (&cluster.mix, &cluster.supply);
-        let mut decision = Decision::new(&cluster.classes, of, request, &mut scratch);
+        let (mix, supply) = (&cluster.mix, &cluster.supply);
+        let mut decision = Decision::new(&cluster.classes, mix, supply, request, &mut scratch);
         let mut all = Vec::new();
         for (device, (class, layout)) in cluster.gpus.iter().enumerate() {
             let Some(profile) = request.on(*class) else { continue };

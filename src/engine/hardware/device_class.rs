@@ -219,7 +219,8 @@ mod tests {
         assert_eq!((a, classes.count(), classes.kept()), (classes.id_of(class("A")), 2, 2));
         classes.keep_only(&BTreeSet::from([b]));
         assert_eq!((classes.known(&class("A")), classes.kept()), (None, 1));
-        let of = |classes: &DeviceClasses, id| classes.map(|it| it.model.clone()).of(id).clone();
+        let of =
+            |classes: &DeviceClasses, id| classes.map(|class| class.model.clone()).of(id).clone();
         assert_eq!(of(&classes, a).as_str(), "", "a copy of a node that is older");
         let c = classes.id_of(class("C"));
         assert_eq!((c.position(), c == a, c.is_of_first(2)), (a.position(), false, false));

@@ -233,16 +233,16 @@ mod tests {
             health: Health::Healthy,
         };
         let devices: Vec<Device> = (0..20).map(gpu).collect();
-        let details = devices.iter().map(|it| {
+        let details = devices.iter().map(|device| {
             let row = MakeableProfile {
                 profile: MigProfile::new("1g.90gb"),
                 memory: MemMib::new(90_000),
-                sm_count: Some(100 + it.index.0 / 2),
+                sm_count: Some(100 + device.index.0 / 2),
                 size: 1,
                 starts: vec![0],
             };
             let own = DeviceDetails { mig_profiles: vec![row], ..DeviceDetails::default() };
-            (it.id.clone(), own)
+            (device.id.clone(), own)
         });
         let mig = MigInventory::of(&devices, &details.collect());
         for (at, gpu) in devices.iter().enumerate() {
@@ -278,7 +278,7 @@ mod tests {
         };
         let rows = [row("1g.6gb+me", 1, &[0, 3]), row("2g.12gb", 2, &[2])];
         let all: Vec<Makeable> = makeable(&gpu, &rows).collect();
-        let ids: Vec<&str> = all.iter().map(|it| it.device.id.as_str()).collect();
+        let ids: Vec<&str> = all.iter().map(|makeable| makeable.device.id.as_str()).collect();
         assert_eq!(ids, ["GPU-a/0/1g-6gb-me", "GPU-a/3/1g-6gb-me", "GPU-a/2/2g-12gb"]);
         assert_eq!(all[1].slot, Slot { start: 3, size: 1 });
         assert_eq!((rows[0].profile.has_media(), rows[1].profile.has_media()), (true, false));

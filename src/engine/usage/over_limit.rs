@@ -154,7 +154,7 @@ mod tests {
 
     fn chosen(evictions: &mut Evictions, over: Vec<OverLimitPod>, at: u64) -> String {
         let chosen = evictions.choose(over, |_| true, seconds(at));
-        chosen.iter().map(|it| it.pod().name.to_string()).collect::<Vec<_>>().join(" ")
+        chosen.iter().map(|over| over.pod().name.to_string()).collect::<Vec<_>>().join(" ")
     }
 
     #[test]

@@ -307,7 +307,9 @@ mod tests {
         let mut bed = Bed::new(0);
         let answer = |bed: &Bed, status| {
             bed.api.answered(bed.is_sent(), Head { status, date: None });
-            bed.api.refuses().map(|it| (it.lasted().as_secs(), it.is_lasting(), it.is_final()))
+            bed.api.refuses().map(|refusal| {
+                (refusal.lasted().as_secs(), refusal.is_lasting(), refusal.is_final())
+            })
         };
         assert_eq!(bed.api.refuses(), None, "before any answer");
         for other in [200, 403, 404, 409, 503] {

@@ -343,8 +343,10 @@ mod tests {
         let had = DeviceUse { last_xid: Some(31), ..well.clone() };
         let had = DeviceUse { uuid: "GPU-c".to_owned(), ..had };
         let all = conditions(&[sick, well, had]).unwrap();
-        let rows: Vec<_> =
-            all.iter().map(|(id, it)| (id.as_str(), it.fault, it.last_xid)).collect();
+        let rows: Vec<_> = all
+            .iter()
+            .map(|(id, condition)| (id.as_str(), condition.fault, condition.last_xid))
+            .collect();
         assert_eq!(rows, [("GPU-a", Some(DeviceFault::Xid), None), ("GPU-c", None, Some(31))]);
     }
 

@@ -49,9 +49,10 @@ fn what_fits_is_what_the_free_starts_allow() {
         (&[("7g.40gb", 0)], [0; 6]),
     ] {
         let layout = with(&layouts, instances);
-        let fits: Vec<u32> = layouts.profiles().map(|it| layouts.fits(layout, it)).collect();
+        let fits: Vec<u32> =
+            layouts.profiles().map(|profile| layouts.fits(layout, profile)).collect();
         assert_eq!(fits, expected, "{instances:?}");
-        let starts = layouts.profiles().map(|it| layouts.starts(layout, it).count());
+        let starts = layouts.profiles().map(|profile| layouts.starts(layout, profile).count());
         assert_eq!(starts.collect::<Vec<_>>(), expected.map(units_of), "{instances:?}");
     }
 }
@@ -81,8 +82,9 @@ fn the_smallest_profile_has_the_least_memory_and_then_the_least_compute() {
         (39, 0, Some("7g.40gb")),
         (40, 0, None),
     ] {
-        let found = layouts
-            .smallest(|it| it.memory_mib >= gib * 1024 && it.multiprocessors >= multiprocessors);
+        let found = layouts.smallest(|profile| {
+            profile.memory_mib >= gib * 1024 && profile.multiprocessors >= multiprocessors
+        });
         let name = found.map(|index| layouts.geometry().profiles[index.position()].name.as_str());
         assert_eq!(name, expected, "{gib} GiB, {multiprocessors}");
     }

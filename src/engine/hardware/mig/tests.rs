@@ -125,7 +125,11 @@ fn adjacent_instances_never_exceed_their_gpu() {
                 ("unlisted", memory - 1, false),
             ] {
                 let found = inventory(model, mib, &set);
-                assert_eq!(found.is_ok_and(|it| it.faults().is_empty()), is_sound, "{names:?}");
+                assert_eq!(
+                    found.is_ok_and(|inventory| inventory.faults().is_empty()),
+                    is_sound,
+                    "{names:?}"
+                );
             }
         }
     }

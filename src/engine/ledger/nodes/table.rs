@@ -97,8 +97,8 @@ impl NodeTable {
             }
         };
         self.insert_name(node, number(at));
-        let before = |other: &u32| self.all[index(*other)].name.as_str() < node;
-        let order = self.in_order.partition_point(before);
+        let nodes = &self.all;
+        let order = self.in_order.partition_point(|at| nodes[index(*at)].name.as_str() < node);
         self.in_order.insert(order, number(at));
         self.orders[at] = number(order);
         for later in &self.in_order[order + 1..] {

@@ -217,7 +217,8 @@ fn advice_on(
 /// Memory that a pod may use where it runs, if that is more than it requests.
 fn memory_limit(node_state: &NodeState, held: &Reservation) -> Option<MemMib> {
     let on = held.placement.runs_on();
-    let device = node_state.devices().iter().find(|it| Some(&it.device().id) == on.first())?;
+    let device =
+        node_state.devices().iter().find(|device| Some(&device.device().id) == on.first())?;
     device.memory_limit(&held.pod.uid)
 }
 

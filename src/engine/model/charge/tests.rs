@@ -66,7 +66,7 @@ fn each_form_of_request_counts_in_each_dimension() {
 #[test]
 fn parts_count_as_the_slots_that_they_take() {
     let prices =
-        Prices { replicas: [3, 4].map(|it| Replicas::new(it).unwrap()).into(), ..prices() };
+        Prices { replicas: [3, 4].map(|count| Replicas::new(count).unwrap()).into(), ..prices() };
     let one = |amount| {
         let Charge { share, memory, .. } = prices.charge(&GpuRequest::one(amount));
         (share, memory)
@@ -156,8 +156,8 @@ proptest! {
         gpu in 1_000_u64..=100_000,
         which in 0..3,
         count in 1_u32..=64,
-        replicas in prop::option::of((2_u32..=64).prop_map(|it| Replicas::new(it).unwrap())),
-        others in prop::collection::btree_set((2_u32..=64).prop_map(|it| Replicas::new(it).unwrap()), 0..3),
+        replicas in prop::option::of((2_u32..=64).prop_map(|count| Replicas::new(count).unwrap())),
+        others in prop::collection::btree_set((2_u32..=64).prop_map(|count| Replicas::new(count).unwrap()), 0..3),
     ) {
         let amount = match which {
             0 => Amount::Fraction(share(millionths)),

@@ -218,7 +218,7 @@ fn place(node: &NodeState, classes: &DeviceClasses, request: &str) -> (String, V
     });
     let names = places.iter().map(|place| {
         let placement = plan::placement(node, place);
-        placement.devices.iter().map(|it| it.id.to_string()).collect::<Vec<_>>().join(" ")
+        placement.devices.iter().map(|placed| placed.id.to_string()).collect::<Vec<_>>().join(" ")
     });
     let names: Vec<String> = names.collect();
     assert_eq!(names[0], names[1], "{request}");
@@ -246,8 +246,9 @@ fn of_equal_places_the_one_with_the_fewest_restarts_is_taken() {
     lend(&mut node, "s", "D", 50);
     let (name, with_one) = place(&node, &classes, "whole");
     assert_eq!(name, "B", "one guest goes, and it is the first such device");
-    let restarts =
-        |costs: &[Cost]| -> Vec<usize> { costs.iter().map(|it| it.ties().restarts()).collect() };
+    let restarts = |costs: &[Cost]| -> Vec<usize> {
+        costs.iter().map(|cost| cost.ties().restarts()).collect()
+    };
     assert_eq!((restarts(&with_none), restarts(&with_one)), (vec![0, 0], vec![1, 1]));
     // A part leaves room for the guest.
     assert_eq!(place(&node, &classes, "fraction=0.8").0, "B");
@@ -373,10 +374,10 @@ fn only_pods_that_may_be_moved_and_use_more_are_guests() {
         Reservation { request: Some(Arc::new(request)), ..held }
     };
     for (what, held) in [
-        ("not movable", with(|it| it.movable = Movable::Never)),
-        ("no limit", with(|it| it.limit = None)),
-        ("limit is request", with(|it| it.limit = Some(Limit::Memory(MemMib::new(500))))),
-        ("isolated", with(|it| it.isolation = Isolation::Memory)),
+        ("not movable", with(|request| request.movable = Movable::Never)),
+        ("no limit", with(|request| request.limit = None)),
+        ("limit is request", with(|request| request.limit = Some(Limit::Memory(MemMib::new(500))))),
+        ("isolated", with(|request| request.isolation = Isolation::Memory)),
         ("unknown", Reservation { request: None, ..movable("p", "A", 500) }),
     ] {
         assert_eq!(start(&mut lending("A:500/1000 B:1000/1000"), held), None, "{what}");
@@ -430,7 +431,7 @@ fn a_guest_that_ends_is_allocated_where_it_runs_until_its_processes_have_ended()
     let mut node = lending("A:500/1000 B:1000/1000");
     assert_eq!(start(&mut node, movable("p", "A", 500)).as_deref(), Some("B"));
     node.drain(&PodUid::new("p"), Timestamp::START);
-    let free: Vec<u64> = node.devices().iter().map(|it| it.free().memory.mib()).collect();
+    let free: Vec<u64> = node.devices().iter().map(|device| device.free().memory.mib()).collect();
     assert_eq!(free, [500, 500]);
     assert!(node.devices()[1].guests().is_empty());
 }
@@ -508,7 +509,8 @@ fn what_a_list_shows_of_a_pod_counts_as_its_own_once_it_is_known() {
     assert_eq!(node.devices()[0].unallocated_use(), MemMib::new(250), "q is not known yet");
     node.allocate(movable("q", "A", 100));
     assert_eq!(node.devices()[0].unallocated_use(), MemMib::ZERO);
-    let borrowed: Vec<_> = borrowers(&node, &node.devices()[0]).map(|(_, it)| it.mib()).collect();
+    let borrowed: Vec<_> =
+        borrowers(&node, &node.devices()[0]).map(|(_, borrowed)| borrowed.mib()).collect();
     assert_eq!((borrowed, owing(&node)), (vec![200, 150], vec![]), "no memory is missing");
 }
 
@@ -754,7 +756,7 @@ proptest! {
         let device = &node.devices()[0];
         let all = ordered_limits(&node);
         let limits = all.first().map_or(&[][..], |order| &order.limits);
-        let limit_of = |uid: &PodUid| limits.iter().find(|(it, ..)| it == uid).map(|(_, limit, _)| limit.mib());
+        let limit_of = |uid: &PodUid| limits.iter().find(|(other, ..)| other == uid).map(|(_, limit, _)| limit.mib());
         let (mut own, mut most) = (device.used_by_others().mib(), device.used_by_others().mib());
         for (uid, demand) in device.users() {
             let counts = demand.memory.max(device.covered(uid)).mib();

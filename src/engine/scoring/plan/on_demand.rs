@@ -13,6 +13,7 @@ use crate::model::event::{LedgerEvent, StateBefore};
 use crate::model::node_state::InstanceOrders;
 use crate::model::policy::Policy;
 use crate::model::reservation::{PlacedDevice, Reservation, ReservationState};
+use crate::scoring::cost::Ties;
 use crate::scoring::fixture;
 use crate::scoring::fixture::{compiled, compiled_request, mix, tenant};
 use crate::scoring::lacking::{lacking, lacks_there};
@@ -31,49 +32,64 @@ pub(crate) fn inventory(instances: &[Instance<'_>]) -> NodeInventory {
 
 /// The same of GPUs of this model.
 fn inventory_of(model: &str, instances: &[Instance<'_>]) -> NodeInventory {
-    let device = |id: &str, index, total, kind| Device {
-        id: DeviceId::new(id).unwrap(),
-        index: DeviceIndex(index),
+    let gpus = ["GPU-a", "GPU-b"];
+    let gpu = Device {
+        id: id("GPU"),
+        index: DeviceIndex(0),
         model: ModelName::new(model),
-        total: MemMib::new(total),
+        total: MemMib::new(24_576),
         reserved: MemMib::ZERO,
-        kind,
+        kind: DeviceKind::MigParent,
         health: Health::Healthy,
     };
-    let gpus = ["GPU-a", "GPU-b"];
-    let mut devices: Vec<Device> = gpus
-        .iter()
-        .zip(0..)
-        .map(|(id, at)| device(id, at, 24_576, DeviceKind::MigParent))
-        .collect();
-    let row = |name: &str, memory, size, starts: &[u32]| MakeableProfile {
+    let both = gpus.iter().zip(0..);
+    let both =
+        both.map(|(name, at)| Device { id: id(name), index: DeviceIndex(at), ..gpu.clone() });
+    let mut devices: Vec<Device> = both.collect();
+    let makeable = DeviceDetails {
+        mig_profiles: vec![
+            profile("1g.6gb", 5_952, 1, &[0, 1, 2, 3]),
+            profile("1g.6gb+me", 5_952, 1, &[0, 1, 2, 3]),
+            profile("2g.12gb", 11_968, 2, &[0, 2]),
+            profile("4g.24gb", 24_000, 4, &[0]),
+        ],
+        ..DeviceDetails::default()
+    };
+    let mut details = BTreeMap::from(gpus.map(|name| (id(name), makeable.clone())));
+    for (name, profile, start, size, is_made) in instances {
+        let parent = if name.starts_with("MIG-b") { id("GPU-b") } else { id("GPU-a") };
+        let kind = DeviceKind::MigInstance { parent, profile: MigProfile::new(*profile) };
+        let total = MemMib::new(5_952 * u64::from(*size));
+        devices.push(Device { id: id(name), total, kind, ..gpu.clone() });
+        let slot = Some(Slot { start: *start, size: *size });
+        let more = DeviceDetails { slot, made_here: *is_made, ..DeviceDetails::default() };
+        details.insert(id(name), more);
+    }
+    NodeInventory::placed(devices, &details).unwrap()
+}
+
+fn profile(name: &str, memory: u64, size: u32, starts: &[u32]) -> MakeableProfile {
+    MakeableProfile {
         profile: MigProfile::new(name),
         memory: MemMib::new(memory),
         sm_count: None,
         size,
         starts: starts.to_vec(),
-    };
-    let rows = vec![
-        row("1g.6gb", 5_952, 1, &[0, 1, 2, 3]),
-        row("1g.6gb+me", 5_952, 1, &[0, 1, 2, 3]),
-        row("2g.12gb", 11_968, 2, &[0, 2]),
-        row("4g.24gb", 24_000, 4, &[0]),
-    ];
-    let gpu = |id| {
-        let details = DeviceDetails { mig_profiles: rows.clone(), ..DeviceDetails::default() };
-        (DeviceId::new(id).unwrap(), details)
-    };
-    let mut details = BTreeMap::from(gpus.map(gpu));
-    for (id, profile, start, size, is_made) in instances {
-        let parent = if id.starts_with("MIG-b") { "GPU-b" } else { "GPU-a" };
-        let (parent, profile) = (DeviceId::new(parent).unwrap(), MigProfile::new(*profile));
-        let kind = DeviceKind::MigInstance { parent, profile };
-        devices.push(device(id, 0, 5_952 * u64::from(*size), kind));
-        let slot = Some(Slot { start: *start, size: *size });
-        let more = DeviceDetails { slot, made_here: *is_made, ..DeviceDetails::default() };
-        details.insert(DeviceId::new(id).unwrap(), more);
     }
-    NodeInventory::placed(devices, &details).unwrap()
+}
+
+fn id(name: &str) -> DeviceId {
+    DeviceId::new(name).unwrap()
+}
+
+/// A place on the first GPU.
+fn spot(profile: &str, start: u32) -> Spot {
+    Spot { gpu: id("GPU-a"), profile: MigProfile::new(profile), start }
+}
+
+/// A device that is so, and is not used.
+fn idle(name: &str, health: Health) -> DeviceUse {
+    DeviceUse { health, ..DeviceUse::idle(id(name)) }
 }
 
 /// A node on which gpupack makes instances.
@@ -133,6 +149,23 @@ impl Bed {
         ids.collect::<Vec<_>>().join(" ")
     }
 
+    /// The best place for a request under a policy, with shared GPUs on another node or without any.
+    fn find_by(&mut self, policy: Policy, has_shared: bool, request: &str) -> Place {
+        let shared = fixture::node_of("a:24576/24576", &mut self.classes);
+        let mix = compiled("1 whole", if has_shared { &shared } else { &self.node }, &self.classes);
+        let request = compiled_request(request, &self.classes);
+        evaluate(&self.node, &request, &Strategy::Policy(policy), &mix, HoldRule::Respected)
+            .unwrap()
+    }
+
+    fn removed(&self) -> Vec<DeviceId> {
+        self.node.instance_orders().remove
+    }
+
+    fn fits(&self, request: &str) -> bool {
+        fits(&self.node, &compiled_request(request, &self.classes), HoldRule::Respected)
+    }
+
     /// How many more of each profile fit, one at a time on a copy.
     fn fitting(&self, profile: &str) -> usize {
         let mut bed = Self { node: self.node.clone(), classes: self.classes.clone() };
@@ -143,24 +176,24 @@ impl Bed {
 
     fn origins(&self) -> Vec<(&str, Origin)> {
         let devices = self.node.devices().iter();
-        let instances = devices.filter(|it| it.device().kind != DeviceKind::MigParent);
-        instances.map(|it| (it.device().id.as_str(), it.origin())).collect()
+        let instances = devices.filter(|device| device.device().kind != DeviceKind::MigParent);
+        instances.map(|device| (device.device().id.as_str(), device.origin())).collect()
     }
 }
 
 #[test]
 fn instances_fit_where_they_may_begin_and_no_other_lies() {
     let mut bed = Bed::new(&[]);
-    assert_eq!(["1g.6gb", "2g.12gb", "4g.24gb"].map(|it| bed.fitting(it)), [8, 4, 2]);
+    assert_eq!(["1g.6gb", "2g.12gb", "4g.24gb"].map(|profile| bed.fitting(profile)), [8, 4, 2]);
     assert_eq!(bed.place("p", "mig=2g.12gb").unwrap(), "GPU-a/0/2g-12gb");
     let held = bed.node.reservation(&PodUid::new("p")).unwrap();
     assert_eq!(held.placement.isolation, ConfiguredIsolation::Hardware);
     assert_eq!(bed.origins(), [("GPU-a/0/2g-12gb", Origin::Promised)]);
-    assert_eq!(["1g.6gb", "2g.12gb", "4g.24gb"].map(|it| bed.fitting(it)), [6, 3, 1]);
+    assert_eq!(["1g.6gb", "2g.12gb", "4g.24gb"].map(|profile| bed.fitting(profile)), [6, 3, 1]);
     assert_eq!(bed.place("q", "mig=1g.6gb").unwrap(), "GPU-a/2/1g-6gb", "where others are");
-    assert_eq!(["1g.6gb", "2g.12gb", "4g.24gb"].map(|it| bed.fitting(it)), [5, 2, 1]);
+    assert_eq!(["1g.6gb", "2g.12gb", "4g.24gb"].map(|profile| bed.fitting(profile)), [5, 2, 1]);
     assert_eq!(bed.place("w", "mig=4g.24gb").unwrap(), "GPU-b/0/4g-24gb");
-    assert_eq!(["1g.6gb", "2g.12gb", "4g.24gb"].map(|it| bed.fitting(it)), [1, 0, 0]);
+    assert_eq!(["1g.6gb", "2g.12gb", "4g.24gb"].map(|profile| bed.fitting(profile)), [1, 0, 0]);
     // Several at a time, and again when pods go.
     bed.node.remove(&PodUid::new("w"));
     assert_eq!(bed.place("s", "mig=2g.12gb count=2").unwrap(), "GPU-b/0/2g-12gb GPU-b/2/2g-12gb");
@@ -170,12 +203,6 @@ fn instances_fit_where_they_may_begin_and_no_other_lies() {
 #[test]
 fn promised_places_are_kept_together_or_not_at_all() {
     let bed = Bed::new(&[]);
-    let gpu = DeviceId::new("GPU-a").unwrap();
-    let spot = |(profile, start): &(&str, u32)| Spot {
-        gpu: gpu.clone(),
-        profile: MigProfile::new(*profile),
-        start: *start,
-    };
     for (request, promised, is_kept) in [
         ("mig=2g.12gb count=2", &[("2g.12gb", 0), ("2g.12gb", 2)][..], true),
         ("mig=2g.12gb count=2", &[("2g.12gb", 0), ("2g.12gb", 0)], false),
@@ -186,10 +213,11 @@ fn promised_places_are_kept_together_or_not_at_all() {
         ("mig=1g.6gb.me", &[("1g.6gb+me", 3)], true),
         ("mig=1g.6gb.me count=2", &[("1g.6gb+me", 0), ("1g.6gb+me", 1)], false),
     ] {
-        let spots: Vec<Spot> = promised.iter().map(spot).collect();
+        let spots = promised.iter().map(|(profile, start)| spot(profile, *start));
+        let spots: Vec<Spot> = spots.collect();
         let found = on_spots(&bed.node, &compiled_request(request, &bed.classes), &spots);
         let expected = is_kept.then(|| spots.iter().cloned().map(Some).collect::<Vec<_>>());
-        assert_eq!(found.map(|it| it.spots), expected, "{request} {promised:?}");
+        assert_eq!(found.map(|placement| placement.spots), expected, "{request} {promised:?}");
     }
 }
 
@@ -218,12 +246,11 @@ fn what_covers_an_instance_is_named() {
 fn an_instance_that_no_pod_has_is_removed_and_given_to_none() {
     let made = ("MIG-1", "2g.12gb", 0, 2, true);
     let mut bed = Bed::new(&[made]);
-    let is_removed =
-        |bed: &Bed| bed.node.instance_orders().remove == [DeviceId::new("MIG-1").unwrap()];
-    bed.node.observe(&[DeviceUse::idle(DeviceId::new("MIG-1").unwrap())], Timestamp::START);
-    assert!(is_removed(&bed));
+    bed.node.observe(&[DeviceUse::idle(id("MIG-1"))], Timestamp::START);
+    assert_eq!(bed.removed(), [id("MIG-1")]);
     assert_eq!(bed.place("p", "mig=2g.12gb").unwrap(), "GPU-a/0/2g-12gb", "not the old one");
-    assert!(is_removed(&bed) && bed.node.instance_orders().make.is_empty(), "first that one goes");
+    assert_eq!(bed.removed(), [id("MIG-1")]);
+    assert_eq!(bed.node.instance_orders().make, [], "first that one goes");
     // The old one is there still, gone, and the new one is there.
     for (instances, uuid) in [
         (&[made][..], "GPU-a/0/2g-12gb"),
@@ -262,11 +289,10 @@ fn an_instance_stays_with_its_pod_when_the_agent_forgets_that_it_made_it() {
 
 #[test]
 fn an_instance_that_another_pod_names_is_given_to_none() {
-    let others = |is_made| ("MIG-1", "4g.24gb", 0, 4, is_made);
-    let mut bed = Bed::new(&[others(false)]);
-    let demand = bed.node.devices().iter().find(|it| it.device().id.as_str() == "MIG-1");
+    let mut bed = Bed::new(&[("MIG-1", "4g.24gb", 0, 4, false)]);
+    let demand = bed.node.devices().iter().find(|device| device.device().id.as_str() == "MIG-1");
     let demand = Demand { memory: demand.unwrap().capacity().memory, share: Share::WHOLE };
-    let id = DeviceId::new("MIG-1").unwrap();
+    let id = id("MIG-1");
     bed.node.allocate(tenant("q", vec![PlacedDevice { id, demand }]));
     bed.see(&[]);
     for at in 0..2 {
@@ -274,7 +300,7 @@ fn an_instance_that_another_pod_names_is_given_to_none() {
     }
     let promised = ["p0", "p1"].map(|pod| bed.of(pod));
     assert!(promised.contains(&"GPU-a/0/4g-24gb".to_owned()), "{promised:?}");
-    bed.see(&[others(true)]); // by its UUID it is that of `q`
+    bed.see(&[("MIG-1", "4g.24gb", 0, 4, true)]); // by its UUID it is that of `q`
     assert_eq!((["p0", "p1"].map(|pod| bed.of(pod)), bed.of("q")), (promised, "MIG-1".to_owned()));
 }
 
@@ -286,9 +312,9 @@ fn an_idle_instance_at_a_promised_place_goes_before_another_is_made() {
     // A process that starts knows the pod by the UUID of before a boot, and the instance that is there now.
     let there = [("MIG-2", "2g.12gb", 0, 2, true)];
     let mut bed = Bed::new(&there);
-    bed.node.observe(&[DeviceUse::idle(DeviceId::new("MIG-2").unwrap())], Timestamp::START);
+    bed.node.observe(&[DeviceUse::idle(id("MIG-2"))], Timestamp::START);
     let mut written = held.placement.clone();
-    written.devices[0].id = DeviceId::new("MIG-1").unwrap();
+    written.devices[0].id = id("MIG-1");
     bed.node.allocate(Reservation { placement: written.clone(), ..held });
     let shown = |bed: &Bed| {
         let InstanceOrders { make, remove, .. } = bed.node.instance_orders();
@@ -303,7 +329,7 @@ fn an_idle_instance_at_a_promised_place_goes_before_another_is_made() {
     let mut placement = bed.node.reservation(&PodUid::new("p")).unwrap().placement.clone();
     bed.node.take_written(&mut placement, &written);
     assert_eq!(placement.devices[0].id.as_str(), "GPU-a/0/2g-12gb", "that one is gone");
-    written.devices[0].id = DeviceId::new("MIG-2").unwrap();
+    written.devices[0].id = id("MIG-2");
     bed.node.take_written(&mut placement, &written);
     assert_eq!(placement.devices[0].id.as_str(), "MIG-2");
 }
@@ -323,13 +349,9 @@ fn pods_that_wait_hear_of_a_place_for_an_instance() {
         assert!(!grows(&mut bed, &|bed| _ = bed.place(pod, "mig=4g.24gb").unwrap()));
     }
     assert!(grows(&mut bed, &|bed| _ = bed.node.remove(&PodUid::new("p"))));
-    let failed = Spot {
-        gpu: DeviceId::new("GPU-a").unwrap(),
-        profile: MigProfile::new("4g.24gb"),
-        start: 0,
-    };
-    let note = |bed: &mut Bed| bed.node.note_failures([(failed.clone(), None)], Timestamp::START);
-    assert!(!grows(&mut bed, &note));
+    assert!(!grows(&mut bed, &|bed| {
+        bed.node.note_failures([(spot("4g.24gb", 0), None)], Timestamp::START);
+    }));
     let limit = std::time::Duration::from_secs(3_600);
     let later = Timestamp::from_millis(61_000);
     assert!(grows(&mut bed, &|bed| _ = bed.node.expire(limit, later)));
@@ -367,23 +389,12 @@ fn an_instance_that_no_inventory_has_closes_all_spots_over_it_at_once() {
 #[test]
 fn a_gpu_on_which_none_could_be_made_is_the_last_choice() {
     let mut bed = Bed::new(&[]);
-    let cost = |bed: &Bed| {
-        let request = compiled_request("mig=1g.6gb", &bed.classes);
-        let mix = compiled("1 whole", &bed.node, &bed.classes);
-        let strategy = Strategy::Policy(Policy::BinPack);
-        let place = evaluate(&bed.node, &request, &strategy, &mix, HoldRule::Respected).unwrap();
-        match place.local_cost {
-            LocalCost::Ranked(cost) => cost.key(),
-            other => panic!("{other:?}"),
-        }
+    let cost = |bed: &Bed| match bed.find("mig=1g.6gb").unwrap().local_cost {
+        LocalCost::Ranked(cost) => cost.key(),
+        other => panic!("{other:?}"),
     };
     let before = cost(&bed);
-    let failed = |start| Spot {
-        gpu: DeviceId::new("GPU-a").unwrap(),
-        profile: MigProfile::new("1g.6gb"),
-        start,
-    };
-    bed.node.note_failures([(failed(0), None)], Timestamp::START);
+    bed.node.note_failures([(spot("1g.6gb", 0), None)], Timestamp::START);
     assert_eq!(cost(&bed), before, "another GPU of the node");
     for (pod, on) in [("p", "GPU-b/0/2g-12gb"), ("q", "GPU-b/2/2g-12gb"), ("r", "GPU-a/0/2g-12gb")]
     {
@@ -417,21 +428,23 @@ fn the_pods_are_found_whose_end_makes_a_place() {
         bed.place(pod, "mig=1g.6gb").unwrap();
     }
     bed.place("w", "mig=4g.24gb").unwrap();
-    let ways = |bed: &Bed, request: &str| -> Vec<String> {
-        let compiled = compiled_request(request, &bed.classes);
-        let found = clearings(&bed.node, &compiled, 3);
-        let names = |way: &Clearing| {
-            let pods: Vec<&str> = way.pods.iter().map(PodUid::as_str).collect();
-            format!("{} {}", pods.join(" "), way.moved)
-        };
-        found.iter().map(names).collect()
-    };
     assert_eq!(ways(&bed, "mig=2g.12gb"), ["w 0.976562", "a b 0.484374", "c d 0.484374"]);
     assert_eq!(ways(&bed, "mig=4g.24gb"), ["w 0.976562"], "four pods are too many");
     // An instance of others stays.
     let mut bed = Bed::new(&[("MIG-1", "1g.6gb", 0, 1, false), ("MIG-2", "1g.6gb", 2, 1, true)]);
     bed.place("w", "mig=4g.24gb").unwrap();
     assert_eq!(ways(&bed, "mig=4g.24gb"), ["w 0.976562"]);
+}
+
+/// The pods that may end for a request, and what they have.
+fn ways(bed: &Bed, request: &str) -> Vec<String> {
+    let compiled = compiled_request(request, &bed.classes);
+    let ways =
+        clearings(&bed.node, &compiled, 3).into_iter().map(|Clearing { pods, moved, .. }| {
+            let pods: Vec<&str> = pods.iter().map(PodUid::as_str).collect();
+            format!("{} {moved}", pods.join(" "))
+        });
+    ways.collect()
 }
 
 /// What the node lacks of a request, and where room for it is kept.
@@ -469,7 +482,7 @@ fn room_is_kept_where_the_fewest_units_have_to_become_free() {
     bed.place("w", "mig=4g.24gb").unwrap();
     assert_eq!(lacks(&bed, "mig=4g.24gb"), found(1_000_000, "GPU-b/0/4g-24gb"));
     let failed = bed.node.instance_orders().make;
-    bed.node.note_failures(failed.into_iter().map(|it| (it, None)), Timestamp::START);
+    bed.node.note_failures(failed.into_iter().map(|spot| (spot, None)), Timestamp::START);
     assert_eq!(lacks(&bed, "mig=4g.24gb"), None);
 }
 
@@ -492,16 +505,13 @@ fn kept_units_are_given_to_no_other_pod_and_its_own_when_all_are_free() {
     // The instances of the pods are made meanwhile, also one where the room is kept.
     let ours = |uuid, start| (uuid, "1g.6gb", start, 1, true);
     bed.see(&[ours("MIG-a", 0), ours("MIG-b", 1), ours("MIG-c", 2), ours("MIG-d", 3)]);
-    let fits = |bed: &Bed, request: &str| {
-        fits(&bed.node, &compiled_request(request, &bed.classes), HoldRule::Respected)
-    };
     bed.node.remove(&PodUid::new("b"));
     bed.see(&[ours("MIG-a", 0), ours("MIG-c", 2), ours("MIG-d", 3)]);
-    assert!(!fits(&bed, "mig=1g.6gb"), "it is kept");
+    assert!(!bed.fits("mig=1g.6gb"), "it is kept");
     let ordered = bed.node.instance_orders().make;
     assert_eq!(ordered.iter().map(|spot| spot.gpu.as_str()).collect::<Vec<_>>(), ["GPU-b"]);
     bed.node.remove(&PodUid::new("c"));
-    assert!(!fits(&bed, "mig=2g.12gb") && fits(&bed, "mig=1g.6gb"), "this one is not");
+    assert!(!bed.fits("mig=2g.12gb") && bed.fits("mig=1g.6gb"), "this one is not");
     bed.node.remove(&PodUid::new("a"));
     let mut own = bed.node.clone();
     own.stand_down(&waiting);
@@ -525,7 +535,7 @@ fn an_instance_at_kept_units_is_that_of_the_pod_which_has_to_end_first() {
     bed.see(&made);
     assert_eq!((bed.of("v").as_str(), &bed.node.standing_holds()[&waiting]), ("MIG-v", &hold));
     bed.node.remove(&PodUid::new("v"));
-    bed.node.observe(&[DeviceUse::idle(DeviceId::new("MIG-v").unwrap())], Timestamp::START);
+    bed.node.observe(&[DeviceUse::idle(id("MIG-v"))], Timestamp::START);
     assert_eq!(bed.node.instance_orders().remove.len(), 1, "then it goes");
     assert_eq!(bed.fitting("4g.24gb"), 0);
     let before = StateBefore::of(&bed.node);
@@ -559,7 +569,7 @@ fn an_instance_gets_its_uuid_once_it_is_made_and_another_one_after_a_reboot() {
     ] {
         bed.see(instances);
         assert_eq!((bed.of("p").as_str(), bed.fitting("2g.12gb")), (uuid, 3));
-        let state = bed.node.devices().iter().find(|it| it.device().id.as_str() == uuid);
+        let state = bed.node.devices().iter().find(|device| device.device().id.as_str() == uuid);
         let state = state.unwrap();
         assert_eq!(state.allocated(), state.capacity(), "{uuid}: all of it");
     }
@@ -584,10 +594,7 @@ fn an_instance_of_others_stays_and_one_of_ours_goes_for_a_better_use() {
     assert_eq!(bed.fitting("1g.6gb"), 0, "it is to be removed");
     // While a process uses it, it stays.
     let mut bed = Bed::new(&[("MIG-1", "1g.6gb", 0, 1, true)]);
-    let used = DeviceUse {
-        used: Some(MemMib::new(100)),
-        ..DeviceUse::idle(DeviceId::new("MIG-1").unwrap())
-    };
+    let used = DeviceUse { used: Some(MemMib::new(100)), ..DeviceUse::idle(id("MIG-1")) };
     bed.node.observe(&[used], Timestamp::START);
     assert_eq!(bed.fitting("4g.24gb"), 1);
 }
@@ -598,8 +605,7 @@ fn an_idle_instance_that_kubelet_hands_out_stays() {
     for (health, removed) in
         [(Health::KubeletOwned, 0), (Health::Unhealthy, 0), (Health::Healthy, 1)]
     {
-        let idle = DeviceUse { health, ..DeviceUse::idle(DeviceId::new("MIG-1").unwrap()) };
-        bed.node.observe(&[idle], Timestamp::START);
+        bed.node.observe(&[idle("MIG-1", health)], Timestamp::START);
         assert_eq!(bed.node.instance_orders().remove.len(), removed, "{health:?}");
         assert_eq!(bed.fitting("4g.24gb"), 1 + removed);
     }
@@ -611,9 +617,9 @@ fn nothing_is_made_on_a_gpu_before_a_report_names_it() {
     let mut bed = Bed::new(&[]);
     bed.node.wait_for_use(&[]);
     assert_eq!(bed.fitting("1g.6gb"), 0);
-    bed.node.observe(&[DeviceUse::idle(DeviceId::new("GPU-b").unwrap())], Timestamp::START);
+    bed.node.observe(&[DeviceUse::idle(id("GPU-b"))], Timestamp::START);
     assert_eq!(bed.fitting("1g.6gb"), 4);
-    bed.node.observe(&[DeviceUse::idle(DeviceId::new("GPU-a").unwrap())], Timestamp::START);
+    bed.node.observe(&[DeviceUse::idle(id("GPU-a"))], Timestamp::START);
     assert_eq!(bed.fitting("1g.6gb"), 8);
 }
 
@@ -623,11 +629,9 @@ fn nothing_is_made_in_other_pools_or_on_a_gpu_that_is_ill() {
     bed.node.share_by(PoolRule::default(), &mut bed.classes);
     assert_eq!(bed.place("p", "mig=1g.6gb"), Err(Rejection::Kind));
     let mut bed = Bed::new(&[]);
-    let ill =
-        |id| DeviceUse { health: Health::Unhealthy, ..DeviceUse::idle(DeviceId::new(id).unwrap()) };
-    bed.node.observe(&[ill("GPU-a")], Timestamp::START);
+    bed.node.observe(&[idle("GPU-a", Health::Unhealthy)], Timestamp::START);
     assert_eq!(bed.fitting("1g.6gb"), 4);
-    bed.node.observe(&[ill("GPU-b")], Timestamp::START);
+    bed.node.observe(&[idle("GPU-b", Health::Unhealthy)], Timestamp::START);
     assert_eq!(bed.place("p", "mig=1g.6gb"), Err(Rejection::Unhealthy));
 }
 
@@ -639,7 +643,7 @@ fn a_pod_that_ended_before_its_instance_was_made_leaves_nothing() {
         ReservationState::Draining { since: Timestamp::START, clean_reports: 0, shown: None };
     let held = bed.node.reservation(&PodUid::new("p")).unwrap().clone();
     bed.node.allocate(Reservation { state: draining, ..held });
-    let uses = ["GPU-a", "GPU-b"].map(|id| DeviceUse::idle(DeviceId::new(id).unwrap()));
+    let uses = ["GPU-a", "GPU-b"].map(|name| DeviceUse::idle(id(name)));
     let freed: Vec<usize> =
         (0..2).map(|_| bed.node.observe(&uses, Timestamp::START).len()).collect();
     assert_eq!((freed, bed.fitting("4g.24gb")), (vec![0, 1], 2));
@@ -654,11 +658,7 @@ fn an_instance_is_made_where_it_wastes_least() {
         [(Policy::Fragmentation, true), (Policy::Fragmentation, false), (Policy::BinPack, true)];
     for (policy, has_shared) in cases {
         let mut bed = Bed::new(&[("MIG-1", "1g.6gb", 2, 1, false)]);
-        let in_use = DeviceUse {
-            health: Health::KubeletOwned,
-            ..DeviceUse::idle(DeviceId::new("MIG-1").unwrap())
-        };
-        bed.node.observe(&[in_use], Timestamp::START);
+        bed.node.observe(&[idle("MIG-1", Health::KubeletOwned)], Timestamp::START);
         let gpus: Vec<DividedGpu> =
             bed.node.divided(HoldRule::Ignored).map(|(_, gpu)| gpu).collect();
         assert_eq!(gpus.len(), 2);
@@ -677,35 +677,21 @@ fn an_instance_is_made_where_it_wastes_least() {
 /// No costs are known of a model without a table.
 #[test]
 fn of_equal_places_that_with_the_fewest_free_units_on_its_gpu_is_taken() {
-    // With shared GPUs on another node, and without any.
-    let found = |bed: &mut Bed, policy, has_shared: bool| {
-        let shared = fixture::node_of("a:24576/24576", &mut bed.classes);
-        let mix = compiled("1 whole", if has_shared { &shared } else { &bed.node }, &bed.classes);
-        let request = compiled_request("mig=1g.6gb", &bed.classes);
-        let strategy = Strategy::Policy(policy);
-        evaluate(&bed.node, &request, &strategy, &mix, HoldRule::Respected).unwrap()
-    };
     let cases =
         [(Policy::Fragmentation, true), (Policy::Fragmentation, false), (Policy::BinPack, true)];
     for (policy, has_shared) in cases {
         let there = [("MIG-1", "1g.6gb", 0, 1, false), ("MIG-b1", "2g.12gb", 0, 2, false)];
         let mut bed = Bed::with(&inventory_of("NVIDIA A39", &there), MigUse::OnDemand);
-        let in_use = |id| DeviceUse {
-            health: Health::KubeletOwned,
-            ..DeviceUse::idle(DeviceId::new(id).unwrap())
-        };
-        bed.node.observe(&["MIG-1", "MIG-b1"].map(in_use), Timestamp::START);
-        let place = found(&mut bed, policy, has_shared);
+        let in_use = ["MIG-1", "MIG-b1"].map(|name| idle(name, Health::KubeletOwned));
+        bed.node.observe(&in_use, Timestamp::START);
+        let place = bed.find_by(policy, has_shared, "mig=1g.6gb");
         let taken = placement(&bed.node, &place);
         assert_eq!(taken.devices[0].id.as_str(), "GPU-b/2/1g-6gb", "{policy:?} {has_shared}");
         // Of two nodes.
         let ties = |pods: &[&str]| {
             let mut bed = Bed::with(&inventory_of("NVIDIA A39", &[]), MigUse::OnDemand);
             pods.iter().for_each(|request| _ = bed.place(request, request).unwrap());
-            match found(&mut bed, policy, has_shared).local_cost {
-                LocalCost::WasteChange(_, _, ties) => ties,
-                LocalCost::Ranked(cost) => cost.ties(),
-            }
+            ties_of(&bed.find_by(policy, has_shared, "mig=1g.6gb"))
         };
         let (empty, one) = (ties(&[]), ties(&["mig=2g.12gb"]));
         let two = ties(&["mig=2g.12gb", "mig=1g.6gb"]);
@@ -713,18 +699,21 @@ fn of_equal_places_that_with_the_fewest_free_units_on_its_gpu_is_taken() {
         // One that is there takes no free units.
         let idle = [("MIG-1", "1g.6gb", 0, 1, false)];
         let mut bed = Bed::with(&inventory_of("NVIDIA A39", &idle), MigUse::Fixed);
-        let there = match found(&mut bed, policy, has_shared).local_cost {
-            LocalCost::WasteChange(_, _, ties) => ties,
-            LocalCost::Ranked(cost) => cost.ties(),
-        };
+        let there = ties_of(&bed.find_by(policy, has_shared, "mig=1g.6gb"));
         assert!(there < two, "{policy:?}");
+    }
+}
+
+fn ties_of(place: &Place) -> Ties {
+    match place.local_cost {
+        LocalCost::WasteChange(_, _, ties) => ties,
+        LocalCost::Ranked(cost) => cost.ties(),
     }
 }
 
 /// The version before switched the MIG mode of GPUs, and called one that was to leave it `whole`.
 #[test]
 fn a_pod_that_the_version_before_gave_a_gpu_keeps_it() {
-    let id = |id: &str| DeviceId::new(id).unwrap();
     for is_named_whole in [false, true] {
         let mut devices = inventory(&[]).devices().to_vec();
         devices[0].kind = DeviceKind::Gpu;

@@ -25,7 +25,8 @@ fn tenanted(share: u64) -> Ledger {
 
 fn note(
     ledger: &Ledger,
-    (node, uses): (&str, &[DeviceUse]),
+    node: &str,
+    uses: &[DeviceUse],
     report: DetailsReport,
     limits: DriverLimits,
     at: u64,
@@ -49,10 +50,10 @@ fn list(ledger: &Ledger, reported: Option<ReportedTenant>, limits: DriverLimits,
     let reported = reported.map(|reported| (uid("p"), reported)).into_iter().collect();
     let reported = BTreeMap::from([(DeviceId::new("A").unwrap(), reported)]);
     let report = DetailsReport { tenants: reported, ..known(ledger) };
-    let events = note(ledger, ("n", &uses("A", &["p"])), report, limits, at);
-    let is_news = |it: &LedgerEvent| matches!(it, LedgerEvent::NoIsolation { .. });
-    let is_room = |it: &LedgerEvent| matches!(it, LedgerEvent::Room(_));
-    assert!(events.iter().all(|it| is_news(it) || is_room(it)), "{events:?}");
+    let events = note(ledger, "n", &uses("A", &["p"]), report, limits, at);
+    let is_news = |event: &LedgerEvent| matches!(event, LedgerEvent::NoIsolation { .. });
+    let is_room = |event: &LedgerEvent| matches!(event, LedgerEvent::Room(_));
+    assert!(events.iter().all(|event| is_news(event) || is_room(event)), "{events:?}");
     events.iter().any(is_news)
 }
 
@@ -151,7 +152,8 @@ fn a_whole_device_isolates_only_its_single_tenant() {
         say(&ledger, &NodeReport { inventory, ..hello("y", 1, "A") }).unwrap();
         let found = || {
             let node_state = node(&ledger, "n");
-            let device = node_state.devices().iter().find(|it| it.device().id.as_str() == "A");
+            let device =
+                node_state.devices().iter().find(|device| device.device().id.as_str() == "A");
             let (device, seen) = (device.unwrap(), ReportedTenant::default());
             let held = device.tenants()[&uid("p")];
             let found = tenant_isolation(device, &uid("p"), held, seen, DriverLimits::Unused);
@@ -231,7 +233,7 @@ fn configured_isolation_is_compared_with_verified_isolation() {
         let devices = BTreeMap::from([(id.clone(), known)]);
         let inventory = Some((Some(driver.clone()), devices));
         let report = DetailsReport { inventory, ..DetailsReport::default() };
-        note(&ledger, ("n", &[]), report, DriverLimits::Configured, 120);
+        note(&ledger, "n", &[], report, DriverLimits::Configured, 120);
         list(&ledger, limit(500), DriverLimits::Configured, 120);
         assert_eq!(verification(), expected, "the driver knows limits: {can_limit_memory}");
     }
@@ -248,7 +250,7 @@ fn configured_isolation_is_compared_with_verified_isolation() {
         let condition = Condition { mps: Some(daemon), ..Condition::default() };
         let conditions = BTreeMap::from([(id.clone(), condition)]);
         let report = DetailsReport { conditions, ..DetailsReport::default() };
-        note(&ledger, ("n", &[]), report, limits, at);
+        note(&ledger, "n", &[], report, limits, at);
         list(&ledger, reported, limits, at);
         assert_eq!(verification(), expected, "{reported:?} {daemon:?} at {at}");
     }
@@ -263,11 +265,11 @@ fn configured_isolation_is_compared_with_verified_isolation() {
 fn a_pod_without_processes_delays_nothing() {
     let ledger = tenanted(500_000);
     for at in [0, 99] {
-        let seen = ("n", &uses("A", &[])[..]);
-        let events = note(&ledger, seen, known(&ledger), DriverLimits::Configured, at);
+        let limits = DriverLimits::Configured;
+        let events = note(&ledger, "n", &uses("A", &[]), known(&ledger), limits, at);
         assert_eq!(events, []);
     }
     assert_eq!(modes(&ledger, DriverLimits::Configured), "driver none");
-    let seen = ("nobody", &uses("A", &["p"])[..]);
-    assert_eq!(note(&ledger, seen, known(&ledger), DriverLimits::Configured, 0), []);
+    let (uses, limits) = (uses("A", &["p"]), DriverLimits::Configured);
+    assert_eq!(note(&ledger, "nobody", &uses, known(&ledger), limits, 0), []);
 }

@@ -62,9 +62,9 @@ fn check(ledger: &Ledger, processes: &str, events: &str, over: &str) {
     let reported = note(ledger, "n", &list("A", processes));
     assert_eq!(shown(&reported), events, "{processes}");
     let found = ledger.over_limit_pods();
-    let rows = found
-        .iter()
-        .map(|it| format!("{} +{} x{}", it.pod(), it.seen.excess().mib(), it.seen.lists_over));
+    let rows = found.iter().map(|over| {
+        format!("{} +{} x{}", over.pod(), over.seen.excess().mib(), over.seen.lists_over)
+    });
     assert_eq!(rows.collect::<Vec<_>>().join(", "), over, "{processes}");
 }
 

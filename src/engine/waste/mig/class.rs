@@ -112,7 +112,7 @@ mod tests {
             let class = MigClass::new(geometry).unwrap();
             let layouts = class.layouts();
             for (layout, profile) in
-                layouts.ids().flat_map(|id| layouts.profiles().map(move |it| (id, it)))
+                layouts.ids().flat_map(|id| layouts.profiles().map(move |profile| (id, profile)))
             {
                 let spots = class.spots(layout, profile);
                 assert!(spots <= class.spots(LayoutId::EMPTY, profile), "{layout:?}");

@@ -139,7 +139,7 @@ mod tests {
         assert!(weights[1..].iter().all(|(_, weight)| *weight == 0.5 / 13.0));
         // the second profile has two units on both, the third four on A30 and two on A100
         assert_eq!(mix.typical()[0].units, 2.0);
-        let last = mix.typical().iter().find(|it| it.id == ids[5]).unwrap();
+        let last = mix.typical().iter().find(|kind| kind.id == ids[5]).unwrap();
         assert_eq!(last.units, 2.0);
         let none = MigMix::learned(&classes, &types, &[], &window);
         assert_eq!(none.weights().collect::<Vec<_>>(), [(ids[3], 1.0)]);

@@ -199,7 +199,7 @@ mod tests {
         let profile = MigProfile::new(profile);
         let all = (0..gpus.len()).flat_map(|at| starts.iter().map(move |start| (at, *start)));
         let cost = |(at, start): (usize, u32)| potentials.cost(&gpus[at], &profile, start);
-        let (_, best) = all.filter_map(|it| Some((cost(it)?, it))).min().unwrap();
+        let (_, best) = all.filter_map(|place| Some((cost(place)?, place))).min().unwrap();
         best
     }
 
@@ -219,12 +219,12 @@ mod tests {
 
     /// The geometry that the list of NVML for a GPU of the table would give.
     fn listed(at: usize, total: u64) -> Arc<Geometry> {
-        let profiles = GEOMETRIES[at].profiles.iter().map(|it| MakeableProfile {
-            profile: MigProfile::new(it.name.as_str()),
-            memory: MemMib::new(it.memory_mib),
-            sm_count: Some(it.multiprocessors),
-            size: it.size,
-            starts: it.starts.clone(),
+        let profiles = GEOMETRIES[at].profiles.iter().map(|profile| MakeableProfile {
+            profile: MigProfile::new(profile.name.as_str()),
+            memory: MemMib::new(profile.memory_mib),
+            sm_count: Some(profile.multiprocessors),
+            size: profile.size,
+            starts: profile.starts.clone(),
         });
         Geometry::listed(MemMib::new(total), &profiles.collect::<Vec<_>>()).unwrap().into()
     }
@@ -266,7 +266,8 @@ mod tests {
         gpus.extend([listed(3, 81_559), listed(3, 81_559)].map(on));
         gpus.push(gpu(&[]));
         let potentials = Potentials::of(&Mix::default(), &gpus, &Potentials::default());
-        let cost = |it: &DividedGpu| potentials.cost(it, &MigProfile::new("3g.40gb"), 0).is_some();
+        let cost =
+            |gpu: &DividedGpu| potentials.cost(gpu, &MigProfile::new("3g.40gb"), 0).is_some();
         let known: Vec<usize> = (0..gpus.len()).filter(|at| cost(&gpus[*at])).collect();
         let first = MOST_LISTED - 1;
         assert_eq!(known, (0..first).chain([40, 41, 42]).collect::<Vec<_>>());

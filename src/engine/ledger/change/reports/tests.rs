@@ -236,8 +236,9 @@ fn a_device_that_the_first_report_leaves_out_gets_no_pod_until_one_names_it() {
     let mut first = hello("y", 1, "A B");
     first.uses.retain(|seen| seen.id.as_str() == "A");
     let session = say(&ledger, &first).unwrap().session;
-    let free =
-        || ledger.nodes()[0].devices().iter().map(|it| it.free().share.millionths()).collect();
+    let free = || {
+        ledger.nodes()[0].devices().iter().map(|device| device.free().share.millionths()).collect()
+    };
     let free = || -> Vec<u64> { free() };
     assert_eq!(free(), [1_000_000, 0]);
     let second = NodeReport { session: Some(session), inventory: None, ..hello("y", 2, "A B") };

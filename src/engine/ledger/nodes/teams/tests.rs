@@ -50,8 +50,14 @@ fn memory_query(mib: u64) -> PlacementRequest {
     PlacementRequest { gpu: Some(GpuRequest::one(amount)), ..share_query(1) }
 }
 
-fn see(ledger: &Ledger, namespace: &str, name: &str, millionths: u64, order: (i32, i64)) {
-    let (priority, started_unix_seconds) = order;
+fn see(
+    ledger: &Ledger,
+    namespace: &str,
+    name: &str,
+    millionths: u64,
+    priority: i32,
+    started_unix_seconds: i64,
+) {
     let tenure = Tenure { priority, started_unix_seconds, ..Tenure::default() };
     let device = if millionths > 500_000 { "A" } else { "B" };
     let fact =
@@ -61,7 +67,7 @@ fn see(ledger: &Ledger, namespace: &str, name: &str, millionths: u64, order: (i3
 
 fn used(ledger: &Ledger, team: &str) -> (u64, u64, usize) {
     let all = ledger.teams.all(std::iter::empty());
-    let found = all.iter().find(|it| &*it.name == team).unwrap();
+    let found = all.iter().find(|team_use| &*team_use.name == team).unwrap();
     (found.used.millionths(), found.over_quota.millionths(), found.pods)
 }
 
@@ -89,8 +95,8 @@ fn a_team_gets_no_more_than_its_limit() {
 #[test]
 fn what_does_not_fit_on_the_node_is_not_counted() {
     let ledger = cluster("");
-    see(&ledger, "b", "x", 1_000_000, (0, 1));
-    see(&ledger, "b", "y", 500_000, (0, 2));
+    see(&ledger, "b", "x", 1_000_000, 0, 1);
+    see(&ledger, "b", "y", 500_000, 0, 2);
     let most = share_query(600_000);
     let refused = ledger.reserve(&pod("a", "p"), "n", &most, Timestamp::START);
     assert!(
@@ -103,7 +109,7 @@ fn what_does_not_fit_on_the_node_is_not_counted() {
 #[test]
 fn a_pod_counts_until_its_devices_are_free() {
     let ledger = cluster("");
-    see(&ledger, "a", "p", 500_000, (0, 1));
+    see(&ledger, "a", "p", 500_000, 0, 1);
     assert_eq!(ledger.teams.left("a"), Some(500_000));
     ledger.end_pod(&uid("p"), Timestamp::START);
     assert_eq!(ledger.teams.left("a"), Some(500_000), "they drain");
@@ -115,10 +121,10 @@ fn a_pod_counts_until_its_devices_are_free() {
 #[test]
 fn the_least_important_and_youngest_are_over_quota() {
     let ledger = cluster("");
-    see(&ledger, "a", "old", 250_000, (0, 1));
-    see(&ledger, "a", "young", 250_000, (0, 9));
+    see(&ledger, "a", "old", 250_000, 0, 1);
+    see(&ledger, "a", "young", 250_000, 0, 9);
     assert!(ledger.teams.over_quota().pods.is_empty());
-    see(&ledger, "a", "important", 1_000_000, (7, 9));
+    see(&ledger, "a", "important", 1_000_000, 7, 9);
     assert_eq!(
         ledger.teams.over_quota().pods,
         BTreeSet::from([uid("important")]),
@@ -126,8 +132,8 @@ fn the_least_important_and_youngest_are_over_quota() {
     );
     ledger.end_pod(&uid("important"), Timestamp::START);
     ledger.tick(seconds(31));
-    see(&ledger, "a", "middle", 250_000, (0, 5));
-    see(&ledger, "b", "other", 250_000, (1_000, 1));
+    see(&ledger, "a", "middle", 250_000, 0, 5);
+    see(&ledger, "b", "other", 250_000, 1_000, 1);
     let over = ledger.teams.over_quota();
     assert_eq!(over.pods, BTreeSet::from([uid("other"), uid("young")]));
     assert_eq!(used(&ledger, "a"), (750_000, 250_000, 3));
@@ -161,16 +167,16 @@ fn a_label_makes_one_team_of_several_namespaces() {
     let ledger = cluster("example.com/team");
     ledger.teams.see_namespace("x", Some("a"));
     ledger.teams.see_namespace("y", Some("a"));
-    see(&ledger, "x", "p", 500_000, (0, 1));
-    see(&ledger, "y", "q", 250_000, (0, 2));
+    see(&ledger, "x", "p", 500_000, 0, 1);
+    see(&ledger, "y", "q", 250_000, 0, 2);
     assert_eq!(ledger.teams.left("y"), Some(250_000));
     assert_eq!(ledger.teams.over_quota().pods, BTreeSet::from([uid("q")]));
     ledger.teams.see_namespace("a", None);
-    see(&ledger, "a", "r", 250_000, (0, 3));
+    see(&ledger, "a", "r", 250_000, 0, 3);
     assert_eq!(used(&ledger, "namespace/a"), (250_000, 250_000, 1), "a team of its own");
     let gpu = share_query(100_000).gpu.unwrap();
     assert!(!ledger.teams.may_have(&uid("new"), "unseen", &gpu), "its team is not known");
-    see(&ledger, "unseen", "s", 100_000, (0, 4));
+    see(&ledger, "unseen", "s", 100_000, 0, 4);
     assert!(!ledger.teams.over_quota().pods.contains(&uid("s")), "nor may it be evicted");
     ledger.teams.see_namespace("unseen", None);
     assert!(ledger.teams.may_have(&uid("new"), "unseen", &gpu));
@@ -182,7 +188,7 @@ fn a_label_makes_one_team_of_several_namespaces() {
 #[test]
 fn without_rules_nothing_is_counted() {
     let ledger = ledger("A B");
-    see(&ledger, "a", "p", 500_000, (0, 1));
+    see(&ledger, "a", "p", 500_000, 0, 1);
     let gpu = share_query(1_000_000).gpu.unwrap();
     assert!(ledger.teams.may_have(&uid("q"), "a", &gpu));
     assert!(!ledger.teams.is_guaranteed(&uid("q"), "a", &gpu));
@@ -193,9 +199,9 @@ fn without_rules_nothing_is_counted() {
 #[test]
 fn pods_that_leave_are_the_last_that_fill_the_guarantee() {
     let ledger = cluster("");
-    see(&ledger, "a", "old", 250_000, (9, 1));
-    see(&ledger, "a", "young", 250_000, (0, 5));
-    see(&ledger, "a", "new", 250_000, (0, 9));
+    see(&ledger, "a", "old", 250_000, 9, 1);
+    see(&ledger, "a", "young", 250_000, 0, 5);
+    see(&ledger, "a", "new", 250_000, 0, 9);
     assert_eq!(ledger.teams.over_quota().pods, BTreeSet::from([uid("new")]));
     ledger.end_pod(&uid("old"), Timestamp::START);
     assert_eq!(ledger.teams.over_quota().pods, BTreeSet::from([uid("old")]), "its devices drain");
@@ -261,7 +267,7 @@ fn room_is_kept_where_the_team_may_have_what_the_pod_would_count() {
     add_node(&ledger, "large", 4_000);
     let fact = bound("other", "large", "C", 900_000);
     ledger.see_pod(&PodFact { pod: pod("b", "other"), ..fact }, Timestamp::START);
-    see(&ledger, "a", "there", 500_000, (0, 1));
+    see(&ledger, "a", "there", 500_000, 0, 1);
     let query = memory_query(800);
     let stand = |namespace| {
         let standing =
@@ -279,7 +285,7 @@ fn room_is_kept_where_the_team_may_have_what_the_pod_would_count() {
 #[test]
 fn an_audit_finds_what_counts_and_is_not_there() {
     let ledger = cluster("");
-    see(&ledger, "a", "p", 250_000, (0, 1));
+    see(&ledger, "a", "p", 250_000, 0, 1);
     ledger.audit().unwrap();
     ledger.teams.forget(&uid("p"));
     assert!(ledger.teams.admit_kept(&uid("leaked"), "a", Share::from_millionths(100_000)));

@@ -206,7 +206,7 @@ proptest! {
     fn the_choice_is_the_least_of_all_placements((fleet, steps) in history(), kind in 0..6_usize) {
         let (mut cluster, _) = play(fleet, &steps);
         let kind = cluster.ids[kind % cluster.ids.len()];
-        let chosen = cluster.choose(kind).map(|it| (it.cost, it.device, it.start));
+        let chosen = cluster.choose(kind).map(|chosen| (chosen.cost, chosen.device, chosen.start));
         let request = cluster.types.kind(kind);
         let mut scratch = Scratch::default();
         let (mix, supply) = (&cluster.mix, &cluster.supply);

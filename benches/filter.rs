@@ -20,7 +20,7 @@ use bodies::bodies;
 use common::{pod, requests, some_request};
 use control::shared::app::App;
 use criterion::Criterion;
-use engine::ledger::query::queries::Answer;
+use engine::ledger::query::queries::NodeAnswer;
 use engine::model::policy::Policy;
 use engine::model::request::{Amount, GpuRequest};
 use extender::extender;
@@ -41,7 +41,7 @@ fn check(app: &App, body: &[u8], keep: usize) {
     let query = app.query(&pod.expect("a sound pod")).expect("it requests a GPU");
     let names = requested["NodeNames"].as_array().expect("names were sent").iter();
     let names: Vec<&str> = names.map(|name| name.as_str().expect("a name")).collect();
-    let fresh = |name: &&str| -> Answer { app.ledger.fresh_answer(&query, name) };
+    let fresh = |name: &&str| -> NodeAnswer { app.ledger.fresh_answer(&query, name) };
     let mut fitting: Vec<_> =
         names.iter().filter_map(|name| Some((fresh(name).ok()?, *name))).collect();
     fitting.sort_unstable();

@@ -11,8 +11,8 @@ use engine::hardware::layouts::{LayoutId, ProfileIndex};
 use engine::hardware::mig::GEOMETRIES;
 use engine::waste::mig::class::{MigClass, MigClassId};
 use engine::waste::mig::decision::{Decision, MigCandidate, Scratch};
+use engine::waste::mig::mig_supply::MigSupply;
 use engine::waste::mig::mix::MigMix;
-use engine::waste::mig::supply::MigSupply;
 use engine::waste::mig::types::{MigType, TypeId, Types};
 
 const GPUS: usize = 1_000;

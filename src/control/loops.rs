@@ -72,7 +72,7 @@ pub fn start(app: &Arc<App>) -> Running {
     let (end, ended) = oneshot::channel();
     let app = Arc::clone(app);
     let outside = app.outside.clone();
-    app.pulse.beat(app.clock.now()); // it can be frozen before its first tick
+    app.pulse.tick(app.clock.now()); // it can be frozen before its first tick
     outside.spawn(async move {
         let loops = FuturesUnordered::from_iter([
             ticks(&app).boxed(),
@@ -94,7 +94,7 @@ async fn ticks(app: &Arc<App>) {
     for tick in 0_u64.. {
         next.tick().await;
         let now = app.clock.now();
-        app.pulse.beat(now);
+        app.pulse.tick(now);
         app.outbox.push(app.ledger.tick(now));
         app.forget_unseen();
         app.doubt_fits();

@@ -49,7 +49,7 @@ pub mod waste {
         pub mod types;
         pub mod window;
         pub mod mix;
-        pub mod supply;
+        pub mod mig_supply;
         pub mod decision;
         pub mod potentials;
     }
@@ -71,13 +71,13 @@ pub mod scoring {
     pub mod lacking;
     pub mod victims;
     #[cfg(any(test, feature = "test-support"))]
-    pub mod fixture;
+    pub mod node_fixture;
 }
 
 /// What pods were seen to use, and their isolation. Pure values.
 #[deny(missing_docs)] // others read it
 pub mod usage {
-    pub mod isolation;
+    pub mod tenant_isolation;
     pub mod samples;
     pub mod history;
     pub mod node_details;
@@ -88,7 +88,7 @@ pub mod usage {
 #[deny(missing_docs)] // others read it
 pub mod ledger {
     #[cfg(any(test, feature = "test-support"))]
-    pub mod fixture;
+    pub mod ledger_fixture;
 
     /// The state of all nodes, and the kept answers.
     pub mod nodes {

@@ -94,7 +94,7 @@ pub enum ClientCertificate {
     /// None.
     None,
     /// Any, of which the client has the key. Whose it is must be checked with each request.
-    Asked,
+    Requested,
     /// One of the CA.
     Required,
 }
@@ -105,7 +105,7 @@ pub struct Tls {
     /// For listeners whose clients show no certificate.
     server: Option<Arc<ServerConfig>>,
     /// For listeners whose clients may show any.
-    asking: Option<Arc<ServerConfig>>,
+    requesting: Option<Arc<ServerConfig>>,
     /// For listeners whose clients must show one of the CA.
     mutual: Option<Arc<ServerConfig>>,
     /// For calls of servers of the CA.
@@ -119,7 +119,7 @@ impl Tls {
     pub fn server(&self, wanted: ClientCertificate) -> Option<&Arc<ServerConfig>> {
         match wanted {
             ClientCertificate::None => self.server.as_ref(),
-            ClientCertificate::Asked => self.asking.as_ref(),
+            ClientCertificate::Requested => self.requesting.as_ref(),
             ClientCertificate::Required => self.mutual.as_ref(),
         }
     }
@@ -188,9 +188,9 @@ impl CertificateFiles {
         let mut tls = Tls::default();
         if let Some(chain) = &chain {
             tls.server = Some(with_chain(server_builder()?.with_no_client_auth(), chain)?);
-            let asking = Arc::new(AnyClient(provider().signature_verification_algorithms));
-            let builder = server_builder()?.with_client_cert_verifier(asking);
-            tls.asking = Some(with_chain(builder, chain)?);
+            let any_client = Arc::new(AnyClient(provider().signature_verification_algorithms));
+            let builder = server_builder()?.with_client_cert_verifier(any_client);
+            tls.requesting = Some(with_chain(builder, chain)?);
             if let Some((_, ClientCheck(clients))) = &trusted {
                 let builder = server_builder()?.with_client_cert_verifier(Arc::clone(clients));
                 tls.mutual = Some(with_chain(builder, chain)?);

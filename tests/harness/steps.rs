@@ -1,7 +1,7 @@
 //! The shipped core in steps, for tests that set the time themselves.
 
 use control::shared::app::App;
-use runtime::step::outside::{Action, Answer, Event};
+use runtime::step::outside::{Action, ApiAnswer, StepEvent};
 use serde_json::Value;
 use wire::units::Timestamp;
 
@@ -21,17 +21,17 @@ pub(crate) fn carry_out_at(
     date: Option<u64>,
     mut answer: impl FnMut(&hyper::Request<Vec<u8>>) -> (u16, Value),
 ) {
-    let mut actions = app.outside.step(Event::Changed, now);
+    let mut actions = app.outside.step(StepEvent::Changed, now);
     while let Some(action) = actions.pop() {
         let event = match action {
             Action::Work(work) => {
                 work();
-                Event::Changed
+                StepEvent::Changed
             }
             Action::Call { id, request, .. } => {
                 let (status, body) = answer(&request);
                 let body = Some(body.to_string().into_bytes());
-                Event::Answered { id, answer: Ok(Answer { status, body, date }) }
+                StepEvent::Answered { id, answer: Ok(ApiAnswer { status, body, date }) }
             }
         };
         actions.extend(app.outside.step(event, now));

@@ -43,7 +43,7 @@ use std::sync::{Arc, Mutex};
 
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
-use runtime::step::outside::{Answer, CallId, Event, Lost};
+use runtime::step::outside::{ApiAnswer, CallId, Lost, StepEvent};
 use serde_json::Value;
 use wire::ids::PodUid;
 
@@ -83,7 +83,7 @@ enum What {
     /// A message reaches another replica.
     Message { life: u64, to: u64, id: CallId, request: Sent },
     /// Its answer reaches the extender.
-    Answer { life: u64, id: CallId, answer: Result<Answer, Lost> },
+    Answer { life: u64, id: CallId, answer: Result<ApiAnswer, Lost> },
     /// Work on another thread is done.
     Work { life: u64, work: Work },
     /// A timer of the extender is due.
@@ -424,14 +424,14 @@ impl World {
                 if self.process(life).is_some() {
                     (work.0)();
                 }
-                self.step(life, Event::Changed);
+                self.step(life, StepEvent::Changed);
             }
             What::Due { life } => {
                 let now = self.now;
                 let Some(replica) = self.process_mut(life) else { return };
                 if replica.next_due.is_some_and(|due| due <= now) {
                     replica.next_due = None;
-                    self.step(life, Event::Changed);
+                    self.step(life, StepEvent::Changed);
                 }
             }
             What::Watch { life } => self.watch(life),

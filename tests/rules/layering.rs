@@ -262,7 +262,7 @@ fn every_file_is_listed_or_a_test_of_one_that_is() {
                 let is_it = words.get(at + 1).is_some_and(|word| word.text == name);
                 words[at].text == "mod" && is_it && is_of_tests(&words, at)
             })
-        }) || name == "fixture"
+        }) || name.ends_with("fixture")
     };
     for folder in CRATES {
         let order = tree(&files, folder);
@@ -304,7 +304,7 @@ fn decision_code_uses_nothing_impure() {
     let mut faults = Vec::new();
     for file in library(&files()) {
         let modules = modules_of(&file.path);
-        let is_test = modules.iter().any(|module| module == "tests" || module == "fixture");
+        let is_test = modules.iter().any(|module| module == "tests" || module.ends_with("fixture"));
         if is_test || !PURE.iter().any(|pure| file.path.starts_with(pure)) {
             continue;
         }

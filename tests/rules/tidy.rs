@@ -12,7 +12,7 @@ use control::metrics::demand::{AccountUse, Queue, TeamFigures};
 use control::metrics::fleet::Fleet;
 use control::metrics::mig::{MakeResult, MigFigures};
 use control::metrics::registry::Metrics;
-use engine::scoring::efficiency::Figures;
+use engine::scoring::efficiency::DeviceFigures;
 use kube_api::config::file::Config;
 use wire::api::condition::DeviceFault;
 use wire::api::state::DeviceKind;
@@ -353,7 +353,7 @@ fn every_configuration_key_is_documented() {
 #[test]
 fn every_metric_family_is_documented() {
     let metrics = Metrics::new();
-    let kinds = [((ModelName::new("T4"), PoolName::new("")), Figures::default())].into();
+    let kinds = [((ModelName::new("T4"), PoolName::new("")), DeviceFigures::default())].into();
     metrics.set_fleet(&Fleet { kinds, ..Fleet::default() }, &Queue::default());
     metrics.used("team", "", AccountUse::default());
     metrics.set_teams(&[TeamFigures::default()]);

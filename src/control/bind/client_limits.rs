@@ -52,7 +52,7 @@ mod tests {
 
     use super::*;
     use engine::hardware::pool::ConfiguredIsolation;
-    use engine::ledger::fixture::ledger;
+    use engine::ledger::ledger_fixture::ledger;
     use kube_api::config::file::Config;
     use runtime::clock::Clock;
     use wire::ids::{DeviceId, NodeName};

@@ -17,7 +17,7 @@ use crate::bind::client_limits::{client_limits, least_at_start};
 use crate::metrics::moves::{MoveReason, MoveResult};
 use crate::shared::app::App;
 use engine::model::reservation::{
-    Departure, Guest, Move, Placement, PodRef, Reservation, ReservationState,
+    Departure, Guest, MoveHome, Placement, PodRef, Reservation, ReservationState,
 };
 use kube_api::pod::gpu_container::GpuContainer;
 use kube_api::pod::seen_pod::SeenPod;
@@ -184,7 +184,7 @@ async fn step(app: &Arc<App>, (pod, key): (&PodRef, &PodKey), waits: &mut Waits)
         }
         Some(_) | None => {
             let (container, cpu_milli) = (container.id.as_str().into(), container.cpu_milli);
-            let leaving = Move { container, cpu_milli };
+            let leaving = MoveHome { container, cpu_milli };
             write(app, &known, (leaving, &seen.resource_version)).await
         }
     }
@@ -222,7 +222,11 @@ fn catch_up(app: &App, pod: &PodRef, guest: &Guest, seen: &SeenPod) -> Option<Ne
 async fn go_on(
     app: &Arc<App>,
     known: &Known<'_>,
-    (Read { seen, pending, is_resizing, .. }, container, leaving): (&Read, &GpuContainer, &Move),
+    (Read { seen, pending, is_resizing, .. }, container, leaving): (
+        &Read,
+        &GpuContainer,
+        &MoveHome,
+    ),
     (lack, waits): (Lack, &mut Waits),
 ) -> Next {
     let is_ordered = container.cpu_milli != leaving.cpu_milli;
@@ -416,7 +420,7 @@ pub(crate) struct Known<'a> {
 
 impl Known<'_> {
     /// Its placement with this move.
-    fn placement(&self, leaving: Option<Move>) -> Placement {
+    fn placement(&self, leaving: Option<MoveHome>) -> Placement {
         let guest = Some(Guest { leaving, ..self.guest.clone() });
         Placement { guest, ..self.held.placement.clone() }
     }
@@ -451,7 +455,7 @@ impl Known<'_> {
 async fn write(
     app: &Arc<App>,
     known: &Known<'_>,
-    (leaving, resource_version): (Move, &str),
+    (leaving, resource_version): (MoveHome, &str),
 ) -> Next {
     let uid = &known.pod.uid;
     let placement = known.placement(Some(leaving.clone()));
@@ -545,7 +549,7 @@ pub(crate) async fn resize(app: &App, (pod, key): (&PodRef, &PodKey), seen: &See
 async fn take_back(
     app: &Arc<App>,
     known: &Known<'_>,
-    (seen, leaving, may_be_home): (&SeenPod, &Move, bool),
+    (seen, leaving, may_be_home): (&SeenPod, &MoveHome, bool),
     fault: &str,
 ) -> Next {
     let uid = &known.pod.uid;
@@ -668,7 +672,7 @@ fn count_on_both(app: &App, pod: &PodRef, fault: &str) -> Next {
 /// Tries again to restart a guest that counts on both GPUs.
 async fn try_slowly(
     app: &Arc<App>,
-    (known, leaving): (&Known<'_>, &Move),
+    (known, leaving): (&Known<'_>, &MoveHome),
     Read { seen, pending, .. }: &Read,
 ) -> Next {
     let uid = &known.pod.uid;

@@ -16,7 +16,7 @@ use crate::bind::recall::{
 use crate::metrics::moves::{MoveReason, MoveResult};
 use crate::shared::app::App;
 use engine::ledger::change::commits::Debt;
-use engine::model::reservation::{BorrowedMemory, Move, PodRef};
+use engine::model::reservation::{BorrowedMemory, MoveHome, PodRef};
 use kube_api::pod::gpu_container::GpuContainer;
 use kube_api::pod::seen_pod::SeenPod;
 use kube_api::request::placement::{MPS_MEMORY, encode};
@@ -36,7 +36,7 @@ struct Order {
     node: NodeName,
     device: DeviceId,
     /// The container before, with its CPU request.
-    before: Move,
+    before: MoveHome,
     /// When its end was seen.
     ended: Option<Timestamp>,
 }
@@ -121,7 +121,8 @@ async fn order_restart(
     if let Some(next) = lower_limit(app, (pod, key), (seen, annotations)).await {
         return next;
     }
-    let before = Move { container: container.id.as_str().into(), cpu_milli: container.cpu_milli };
+    let before =
+        MoveHome { container: container.id.as_str().into(), cpu_milli: container.cpu_milli };
     let (node, device) = (debt.node.clone(), debt.device.clone());
     let ordered = Order { node, device, before, ended: None };
     let (resized, next) = match resize(app, (pod, key), seen).await {

@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use prometheus::{Gauge, GaugeVec, IntGaugeVec};
 
 use crate::metrics::make::{Make, bytes, count, ratio};
-use engine::scoring::efficiency::{DeviceCondition, FREE_STEPS, Figures, SIZES, TENANT_STEPS};
-use engine::scoring::fragmentation::Packing;
+use engine::scoring::efficiency::{
+    DeviceCondition, DeviceFigures, FREE_STEPS, SIZES, TENANT_STEPS,
+};
+use engine::scoring::fragmentation::PackingSums;
 use wire::ids::{ModelName, PoolName};
 use wire::units::Share;
 
@@ -23,9 +25,9 @@ const KIND: [&str; 2] = ["model", "pool"];
 #[derive(Clone, Debug, Default)]
 pub struct Fleet {
     /// How full and fragmented the whole fleet is.
-    pub packing: Packing,
+    pub packing: PackingSums,
     /// The figures of each model in each pool.
-    pub kinds: BTreeMap<(ModelName, PoolName), Figures>,
+    pub kinds: BTreeMap<(ModelName, PoolName), DeviceFigures>,
     /// Nodes by the state of their agent.
     pub nodes: NodeCounts,
 }
@@ -130,7 +132,7 @@ impl FleetFamilies {
             &self.stranded,
         ];
         by_kind.into_iter().for_each(GaugeVec::reset);
-        let mut others = Figures::default();
+        let mut others = DeviceFigures::default();
         for (at, ((model, pool), figures)) in fleet.kinds.iter().enumerate() {
             if at < MOST_KINDS {
                 self.show_kind([model.as_str(), pool.as_str()], figures);
@@ -143,7 +145,7 @@ impl FleetFamilies {
         }
     }
 
-    fn show_kind(&self, kind: [&str; 2], figures: &Figures) {
+    fn show_kind(&self, kind: [&str; 2], figures: &DeviceFigures) {
         let with = |more| [kind[0], kind[1], more];
         for (state, devices) in DeviceCondition::ALL.into_iter().zip(figures.devices) {
             self.gpus.with_label_values(&with(state.name())).set(count(devices));

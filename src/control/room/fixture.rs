@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::room::standing::{StandingHolds, StandingRules, Step};
 use engine::ledger::change::facts::PodFact;
-use engine::ledger::fixture::{bound, hello, ledger, pod, see_node, share_query};
+use engine::ledger::ledger_fixture::{bound, hello, ledger, pod, see_node, share_request};
 use engine::ledger::nodes::state::Ledger;
 use engine::ledger::suggest::preemptors::Preemptors;
 use engine::ledger::suggest::together::BoundGroups;
@@ -103,7 +103,7 @@ pub(crate) fn waiting_pod(name: &str, millionths: u64, priority: i32) -> Waiting
         pod: pod(name),
         namespace: "team".to_owned(),
         name: name.to_owned(),
-        query: share_query(millionths),
+        query: share_request(millionths),
         priority,
         may_preempt: true,
         created_unix_seconds: 1_000,

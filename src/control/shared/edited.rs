@@ -190,7 +190,7 @@ pub(crate) fn pause(writes: u32) -> Duration {
 #[cfg(test)]
 mod tests {
     use crate::shared::edited::{Edits, MAX_EDITED, WRITES_PER_LOOK};
-    use engine::ledger::fixture::{pod, seconds};
+    use engine::ledger::ledger_fixture::{pod, seconds};
 
     fn due(edits: &Edits, second: u64) -> usize {
         edits.take_due(seconds(second)).len()

@@ -1,4 +1,4 @@
-//! How tenants are isolated from each other.
+//! How tenants are isolated from each other, by what rules reports are judged, and orders about limits of memory.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

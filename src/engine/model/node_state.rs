@@ -25,8 +25,8 @@ use crate::model::fit::{CompiledRequest, NeighborIsolation, Room};
 use crate::model::isolation::LimitOrders;
 use crate::model::rejection::Rejection;
 use crate::model::reservation::{
-    BorrowedMemory, Controller, Departure, Guest, Move, OtherPod, PlacedDevice, Placement, PodRef,
-    Reservation, ReservationState,
+    BorrowedMemory, Controller, Departure, Guest, MoveHome, OtherPod, PlacedDevice, Placement,
+    PodRef, Reservation, ReservationState,
 };
 use wire::device::{Device, DeviceKind, Health, Slot};
 use wire::ids::{DeviceId, MigProfile, NodeName, PodUid, PoolName};
@@ -1395,7 +1395,7 @@ impl NodeState {
     }
 
     /// Notes what is written on a pod about its move home, or that nothing is any more.
-    pub fn write_move(&mut self, uid: &PodUid, leaving: Option<Move>) {
+    pub fn write_move(&mut self, uid: &PodUid, leaving: Option<MoveHome>) {
         self.change_guest(uid, |reservation| {
             let Some(guest) = &mut reservation.placement.guest else { return };
             let is_ordered = leaving.is_some();

@@ -74,7 +74,7 @@ pub struct Guest {
     /// made, the device has the id of the spot. The pod is allocated both.
     pub spot: Option<Spot>,
     /// Its move home, once that is written on the pod.
-    pub leaving: Option<Move>,
+    pub leaving: Option<MoveHome>,
 }
 
 impl Guest {
@@ -86,7 +86,7 @@ impl Guest {
 
 /// A move home: kubelet restarts the container, because its CPU request is changed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Move {
+pub struct MoveHome {
     /// The container when the move was written, as the runtime names it; empty if there was none.
     pub container: Arc<str>,
     /// Its CPU request at that time, in thousandths.

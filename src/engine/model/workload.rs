@@ -41,7 +41,7 @@ impl Protection {
 
 /// A class of workloads, such as training.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Workload {
+pub struct WorkloadClass {
     /// Its name: the value of the label.
     pub name: String,
     /// The `PriorityClass` of its pods.
@@ -54,21 +54,21 @@ pub struct Workload {
 
 /// All classes of workloads, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Workloads(Vec<Workload>);
+pub struct Workloads(Vec<WorkloadClass>);
 
 impl Workloads {
     /// These classes.
-    pub fn new(classes: impl IntoIterator<Item = Workload>) -> Self {
+    pub fn new(classes: impl IntoIterator<Item = WorkloadClass>) -> Self {
         Self(classes.into_iter().collect())
     }
 
     /// The class of this name.
-    pub fn named(&self, name: &str) -> Option<&Workload> {
+    pub fn named(&self, name: &str) -> Option<&WorkloadClass> {
         self.0.iter().find(|class| class.name == name)
     }
 
     /// The class of pods with this `PriorityClass`.
-    pub fn of(&self, priority_class: &str) -> Option<&Workload> {
+    pub fn of(&self, priority_class: &str) -> Option<&WorkloadClass> {
         self.0.iter().find(|class| class.priority_class == priority_class)
     }
 

@@ -196,7 +196,7 @@ pub const TENANT_STEPS: usize = 10;
 
 /// The figures of a set of devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Figures {
+pub struct DeviceFigures {
     /// Devices by condition, in the order of [`DeviceCondition::ALL`].
     pub devices: [u64; DeviceCondition::ALL.len()],
     /// Overallocated devices.
@@ -212,13 +212,13 @@ pub struct Figures {
     /// Free memory of the device that has most of it.
     pub largest_memory: MemMib,
     /// Open devices with tenants, and the sum of their fullness in millionths: see
-    /// [`Packing::efficiency`](crate::scoring::fragmentation::Packing::efficiency).
+    /// [`PackingSums::efficiency`](crate::scoring::fragmentation::PackingSums::efficiency).
     pub occupied: (u64, u64),
     /// The room for each of [`SIZES`].
     pub room: [SizeRoom; SIZE_COUNT],
 }
 
-impl Figures {
+impl DeviceFigures {
     /// Figures of the devices of a node, model by model. MIG parents have no tenants and are left
     /// out.
     ///
@@ -249,9 +249,9 @@ impl Figures {
 
     /// Counts one device, with the part of its free share that is stranded.
     fn count(&mut self, node: &NodeState, device_state: &DeviceState, stranded: Share) {
-        let state = DeviceCondition::of(node, device_state);
+        let condition = DeviceCondition::of(node, device_state);
         let (capacity, allocated) = (device_state.capacity(), device_state.allocated());
-        self.devices[state as usize] += 1;
+        self.devices[condition as usize] += 1;
         self.overallocated += u64::from(device_state.is_overallocated());
         let held = Demand {
             share: allocated.share.min(capacity.share),
@@ -260,7 +260,7 @@ impl Figures {
         let left = capacity.checked_sub(held).expect("at most the capacity is held");
         self.share.allocated = add(self.share.allocated, held.share);
         // Nothing of an overallocated device is free, even if one dimension has some left.
-        if !state.is_open() || device_state.is_overallocated() {
+        if !condition.is_open() || device_state.is_overallocated() {
             return self.share.unavailable = add(self.share.unavailable, left.share);
         }
         let free = device_state.unallocated();

@@ -175,7 +175,7 @@ const SCORE_THRESHOLDS: [i64; 99] = [
 
 /// How full and how fragmented a node or any set of nodes is: exact sums that add up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Packing {
+pub struct PackingSums {
     /// Devices that can have tenants.
     pub devices: u64,
     /// Devices with at least one tenant.
@@ -200,7 +200,7 @@ pub struct Packing {
     weight: u64,
 }
 
-impl Packing {
+impl PackingSums {
     /// Measures one node against a mix.
     ///
     /// # Panics
@@ -332,16 +332,16 @@ pub fn stranded_by_device(node: &NodeState, mix: &CompiledMix) -> Vec<(usize, Sh
 #[cfg(test)]
 mod stranded_tests {
     use super::*;
-    use crate::scoring::fixture;
+    use crate::scoring::node_fixture;
 
     fn check(node: &str, mix: &str, expected: &[u64]) {
-        let (node, classes) = fixture::node(node);
-        let mix = fixture::compiled(mix, &node, &classes);
+        let (node, classes) = node_fixture::node(node);
+        let mix = node_fixture::compiled(mix, &node, &classes);
         let found = stranded_by_device(&node, &mix);
         let millionths: Vec<u64> = found.iter().map(|(_, share)| share.millionths()).collect();
         assert_eq!(millionths, expected);
         let sum: u64 = millionths.iter().sum();
-        assert_eq!(sum, Packing::of(&node, &mix).fragmented_share().millionths());
+        assert_eq!(sum, PackingSums::of(&node, &mix).fragmented_share().millionths());
     }
 
     #[test]
@@ -360,7 +360,7 @@ mod stranded_tests {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scoring::fixture;
+    use crate::scoring::node_fixture;
 
     #[test]
     #[expect(clippy::cast_possible_truncation, reason = "logits of percentages are small")]
@@ -378,9 +378,9 @@ mod tests {
     const NODE: &str = "A:500/1000 B:200/1000";
     const MIX: &str = "4 fraction=0.3; 3 fraction=0.5; 2 whole; 1 cpu=1000";
 
-    fn packing(node: &str, mix: &str) -> Packing {
-        let (node, classes) = fixture::node(node);
-        Packing::of(&node, &fixture::compiled(mix, &node, &classes))
+    fn packing(node: &str, mix: &str) -> PackingSums {
+        let (node, classes) = node_fixture::node(node);
+        PackingSums::of(&node, &node_fixture::compiled(mix, &node, &classes))
     }
 
     #[test]
@@ -410,8 +410,8 @@ mod tests {
 
     #[test]
     fn a_placement_is_scored_by_the_fragmentation_it_adds() {
-        let (node, classes) = fixture::node(NODE);
-        let mix = fixture::compiled(MIX, &node, &classes);
+        let (node, classes) = node_fixture::node(NODE);
+        let mix = node_fixture::compiled(MIX, &node, &classes);
         let rooms: Vec<Room> = node
             .devices()
             .iter()

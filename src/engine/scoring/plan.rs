@@ -21,7 +21,7 @@ use wire::ids::PodUid;
 
 /// A placement on a node: its cost, and the devices it takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct CostedPlacement {
     /// The part of its cost that depends on the node alone.
     pub local_cost: LocalCost,
     /// Positions of the devices on the node, with what is taken of each.
@@ -38,7 +38,7 @@ pub fn evaluate(
     strategy: &Strategy,
     mix: &CompiledMix,
     holds: HoldRule,
-) -> Result<Place, Rejection> {
+) -> Result<CostedPlacement, Rejection> {
     evaluate_with(node, compiled, strategy, mix, holds, &KeptNodeWaste::new())
 }
 
@@ -54,12 +54,12 @@ pub fn evaluate_with(
     mix: &CompiledMix,
     holds: HoldRule,
     node_waste: &KeptNodeWaste,
-) -> Result<Place, Rejection> {
+) -> Result<CostedPlacement, Rejection> {
     let fits = fits_on(node, compiled, holds)?;
     let (rooms, host_free) = (node.rooms(holds), node.host_room(holds));
     let context = ScoringContext { node, rooms, compiled, fits: &fits, host_free, node_waste };
     let (local_cost, taken) = strategy.choose(&context, mix);
-    Ok(Place { local_cost, taken })
+    Ok(CostedPlacement { local_cost, taken })
 }
 
 /// The positions of all devices of `node` that a pod could get: its placement takes some or all.
@@ -178,7 +178,7 @@ fn device_count(count: usize) -> u32 {
 ///
 /// # Panics
 /// If `place` was not found on this state: a position is out of range.
-pub fn placement(node: &NodeState, place: &Place) -> Placement {
+pub fn placement(node: &NodeState, place: &CostedPlacement) -> Placement {
     placed(node, &place.taken)
 }
 

@@ -13,8 +13,8 @@ use crate::model::event::LedgerEvent;
 use crate::model::isolation::{DriverLimits, Mode, Rules};
 use crate::model::node_state::NodeState;
 use crate::usage::history::Usages;
-use crate::usage::isolation::{IsolationTable, ReportedLists, SeenTenant, tenant_isolation};
 use crate::usage::samples::UsageSamples;
+use crate::usage::tenant_isolation::{IsolationTable, ReportedLists, SeenTenant, tenant_isolation};
 use wire::device::{DeviceDetails, FailedMigOrder};
 use wire::ids::{DeviceId, PodUid};
 use wire::seen::{Condition, DeviceUse, Driver, ReportedTenant};
@@ -171,7 +171,7 @@ fn is_unisolated(reported: &ReportedTenant, mode: Mode) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::fixture;
+    use crate::ledger::ledger_fixture;
     use crate::ledger::nodes::state::Ledger;
     use crate::model::reservation::Placement;
     use std::time::Duration;
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn details_stay_until_the_next_inventory_conditions_until_the_report() {
-        let ledger = fixture::ledger("A");
+        let ledger = ledger_fixture::ledger("A");
         let id = DeviceId::new("A").unwrap();
         let driver = Driver { version: "580".to_owned(), cuda: None };
         let sick = Condition {
@@ -218,10 +218,10 @@ mod tests {
 
     #[test]
     fn a_spot_has_the_failure_of_the_order_to_make_its_instance_until_the_next_report() {
-        let ledger = fixture::ledger("A");
+        let ledger = ledger_fixture::ledger("A");
         let failed = |start, removed, error: &str| FailedMigOrder {
             error: error.to_owned(),
-            ..fixture::failed_mig_order("A", start, removed)
+            ..ledger_fixture::failed_mig_order("A", start, removed)
         };
         let spots = [0, 1, 2].map(|start| Spot::of_failed(&failed(start, None, "")));
         let placement = |spot: &Spot| Placement {

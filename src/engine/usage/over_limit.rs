@@ -124,7 +124,7 @@ impl Evictions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::fixture::{bound, seconds, uid};
+    use crate::ledger::ledger_fixture::{bound, seconds, uid};
     use crate::model::reservation::{BorrowedMemory, Departure, Reservation};
     use crate::usage::samples::Use;
     use wire::ids::NodeName;

@@ -48,7 +48,7 @@ use crate::request::resources::{
 };
 use crate::request::usable::{WORKLOAD, check_class, check_use, chosen};
 use engine::model::request::{GpuRequest, Movable};
-use engine::model::workload::Workload;
+use engine::model::workload::WorkloadClass;
 use runtime::causes::shown_long;
 
 /// How long a container may take to end when it is moved, if the pod does not say.
@@ -233,7 +233,7 @@ impl Admission {
         label: Option<&str>,
         spec: &PodSpec,
         namespace: &str,
-    ) -> Result<Option<&Workload>, RequestError> {
+    ) -> Result<Option<&WorkloadClass>, RequestError> {
         let rules = &self.requests;
         let named = spec.priority_class_name.as_deref().unwrap_or_default();
         let class = chosen(rules, label)?.or_else(|| rules.workloads.of(named));

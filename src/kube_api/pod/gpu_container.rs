@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use crate::containers::injection::RESTART_CONTAINER;
 use crate::request::quantity::parse_milli;
 use engine::model::request::GpuRequest;
-use engine::model::reservation::Move;
+use engine::model::reservation::MoveHome;
 
 /// A container that kubelet restarts on request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ impl GpuContainer {
     /// Whether the container has ended that ran when the move was written. A later one got its device
     /// from the annotations of the move: kubelet sees changes of a pod in their order, and carries out
     /// the change of the request, which was made after them.
-    pub fn has_left(&self, leaving: &Move) -> bool {
+    pub fn has_left(&self, leaving: &MoveHome) -> bool {
         // Not one that kubelet has not made yet: it may start from an older version of the pod.
         let is_resized =
             self.cpu_milli != leaving.cpu_milli && self.actual_cpu_milli == Some(self.cpu_milli);
@@ -66,7 +66,7 @@ impl GpuContainer {
     /// next smaller one and back, so that many restarts take no CPU away. The request that it had before
     /// its move home comes last: with that a later process would take the move for one that has not
     /// happened yet, and restart it once more.
-    pub fn resized(&self, moved: Option<&Move>) -> impl Iterator<Item = (u64, Option<u64>)> {
+    pub fn resized(&self, moved: Option<&MoveHome>) -> impl Iterator<Item = (u64, Option<u64>)> {
         let is_equal = self.cpu_limit_milli == Some(self.cpu_milli);
         let less = self.cpu_milli.checked_sub(1).filter(|cpu| *cpu > 0);
         let more = self.cpu_milli.checked_add(1);
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn a_container_has_left_once_it_ended_after_the_resize_was_carried_out() {
-        let leaving = Move { container: "c1".into(), cpu_milli: 10 };
+        let leaving = MoveHome { container: "c1".into(), cpu_milli: 10 };
         for (cpu, id, state, actual, has_left) in [
             ("10m", "c1", "running", Some("10m"), false), // the first write alone
             ("10m", "c2", "running", Some("10m"), false), // it crashed: of which device it is is not known
@@ -196,7 +196,7 @@ mod tests {
             ("2m", 1, [3, 1]),
             ("1m", 2, [2, 0]), // there is no other one
         ] {
-            let moved = Move { container: "c1".into(), cpu_milli: before };
+            let moved = MoveHome { container: "c1".into(), cpu_milli: before };
             let seen = seen(cpu, "c2", "running", Some(cpu));
             let all: Vec<u64> = seen.resized(Some(&moved)).map(|(cpu, _)| cpu).collect();
             let after: Vec<u64> = after.into_iter().filter(|cpu| *cpu > 0).collect();

@@ -76,7 +76,7 @@ impl NamespaceWatch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use engine::ledger::fixture::ledger;
+    use engine::ledger::ledger_fixture::ledger;
     use engine::model::charge::Prices;
     use engine::model::team::{TeamRules, TeamShare};
     use wire::units::Share;

@@ -14,7 +14,7 @@ use crate::request::request_error::{RequestError, shown};
 use engine::hardware::pool::ConfiguredIsolation;
 use engine::hardware::spots::Spot;
 use engine::model::request::MAX_DEVICES_PER_POD;
-use engine::model::reservation::{Guest, Move, PlacedDevice, Placement};
+use engine::model::reservation::{Guest, MoveHome, PlacedDevice, Placement};
 use wire::device::MAX_UNITS;
 use wire::ids::{DeviceId, MAX_DEVICE_MEMORY, MigProfile, NodeName};
 use wire::json_object;
@@ -331,7 +331,7 @@ pub fn encode(placement: &Placement) -> Result<BTreeMap<String, String>, Placeme
         protection: None,
         home: is_away.then(|| ids(&placement.devices)),
         moved: guest.and_then(|guest| {
-            let Move { container, cpu_milli } = guest.leaving.clone()?;
+            let MoveHome { container, cpu_milli } = guest.leaving.clone()?;
             let from = vec![guest.on.to_string()];
             Some(WireMove { from, container: container.to_string(), cpu_milli })
         }),
@@ -421,7 +421,7 @@ fn at_home(
             Ok((devices, Some(Guest { on, spot: None, leaving: None })))
         }
         (None, Some(WireMove { from, container, cpu_milli })) if from.len() == 1 => {
-            let leaving = Some(Move { container: container.into(), cpu_milli });
+            let leaving = Some(MoveHome { container: container.into(), cpu_milli });
             Ok((runs_on, Some(Guest { on: id(&from[0])?, spot: None, leaving })))
         }
         (Some(home), _) => Err(PlacementError::Guest { count: home.len() }),

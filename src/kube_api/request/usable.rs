@@ -5,7 +5,7 @@ use crate::config::pods::requests::RequestRules;
 use crate::request::annotations::{ISOLATION, POLICY};
 use crate::request::request_error::{RequestError, shown};
 use engine::model::request::GpuRequest;
-use engine::model::workload::Workload;
+use engine::model::workload::WorkloadClass;
 
 /// The label that chooses the class of workloads of a new pod.
 pub const WORKLOAD: &str = "gpupack.dev/workload";
@@ -13,11 +13,11 @@ pub const WORKLOAD: &str = "gpupack.dev/workload";
 /// The class that the label of a new pod chooses.
 ///
 /// # Errors
-/// [`RequestError::Workload`] if there is no such class.
+/// [`RequestError::WorkloadClass`] if there is no such class.
 pub fn chosen<'a>(
     rules: &'a RequestRules,
     label: Option<&str>,
-) -> Result<Option<&'a Workload>, RequestError> {
+) -> Result<Option<&'a WorkloadClass>, RequestError> {
     let Some(name) = label else { return Ok(None) };
     match rules.workloads.named(name) {
         Some(class) => Ok(Some(class)),
@@ -36,7 +36,7 @@ pub fn workload_of<'a>(
     rules: &'a RequestRules,
     label: Option<&str>,
     priority_class: &str,
-) -> Result<Option<&'a Workload>, RequestError> {
+) -> Result<Option<&'a WorkloadClass>, RequestError> {
     match chosen(rules, label)? {
         Some(class) if class.priority_class != priority_class => {
             Err(RequestError::WorkloadIgnored {
@@ -82,7 +82,7 @@ pub fn check_use(
 pub fn check_class(
     rules: &RequestRules,
     namespace: &str,
-    class: Option<&Workload>,
+    class: Option<&WorkloadClass>,
     priority: i32,
 ) -> Result<(), RequestError> {
     let Some(allowed) = &rules.access.of(namespace).workloads else { return Ok(()) };

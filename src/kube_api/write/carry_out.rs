@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use crate::connection::date_of;
 use runtime::certificates::ServerProof;
 use runtime::http_client::HttpClient;
-use runtime::step::outside::{Action, Answer, Event, Lost, Outside};
+use runtime::step::outside::{Action, ApiAnswer, Lost, Outside, StepEvent};
 use wire::units::Timestamp;
 
 /// Runs the tasks of `outside` until it is dropped. Without a client calls have no answer. With `proof`
@@ -43,7 +43,7 @@ type Others = (Option<Client>, Arc<HttpClient>);
 async fn steps(outside: Outside, others: Others) {
     let (sender, mut answers) = mpsc::unbounded_channel();
     let clock = outside.clock();
-    let mut event = Event::Changed;
+    let mut event = StepEvent::Changed;
     loop {
         for action in outside.step(event, clock.now()) {
             match action {
@@ -55,7 +55,7 @@ async fn steps(outside: Outside, others: Others) {
                         let answer = answer.catch_unwind().await.unwrap_or_else(|_| {
                             Err(Lost::Transport { fault: "a bug in the client".to_owned() })
                         });
-                        let _ = sender.send(Event::Answered { id, answer });
+                        let _ = sender.send(StepEvent::Answered { id, answer });
                     });
                 }
             }
@@ -65,8 +65,8 @@ async fn steps(outside: Outside, others: Others) {
         let rest = outside.due().map_or(Duration::MAX, rest);
         event = tokio::select! {
             Some(answered) = answers.recv() => answered,
-            () = outside.rung() => Event::Changed,
-            () = tokio::time::sleep(rest) => Event::Changed,
+            () = outside.rung() => StepEvent::Changed,
+            () = tokio::time::sleep(rest) => StepEvent::Changed,
         };
     }
 }
@@ -81,19 +81,19 @@ async fn exchange_with_replica(
     replicas: &HttpClient,
     request: hyper::Request<Vec<u8>>,
     within: Duration,
-) -> Result<Answer, Lost> {
+) -> Result<ApiAnswer, Lost> {
     let request = request.map(|body| Full::new(body.into()));
     let answer = tokio::time::timeout(within, replicas.exchange(request)).await;
     let (status, body) =
         answer.map_err(|_| Lost::Timeout)?.map_err(|fault| Lost::Transport { fault })?;
-    Ok(Answer { status: status.as_u16(), body: Some(body.into()), date: None })
+    Ok(ApiAnswer { status: status.as_u16(), body: Some(body.into()), date: None })
 }
 
 async fn exchange(
     (client, replicas): Others,
     request: hyper::Request<Vec<u8>>,
     within: Duration,
-) -> Result<Answer, Lost> {
+) -> Result<ApiAnswer, Lost> {
     if request.uri().authority().is_some() {
         return exchange_with_replica(&replicas, request, within).await;
     }
@@ -112,7 +112,7 @@ async fn exchange(
         Err(_) => None,
     };
     // The status says what was done. Without a body only its contents are lost.
-    Ok(Answer { status: status.ok_or(Lost::Timeout)?, body, date })
+    Ok(ApiAnswer { status: status.ok_or(Lost::Timeout)?, body, date })
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use crate::request::placement::{FENCE, FenceWriter, HOLD};
 use crate::write::outcome::{BindOutcome, Cause, Fenced, PatchOutcome, Settled};
 use crate::write::target::{BindTarget, PodKey, Trace};
 use crate::write::term::Term;
-use runtime::step::outside::{Answer, Lost, Outside};
+use runtime::step::outside::{ApiAnswer, Lost, Outside};
 use wire::ids::PodUid;
 use wire::mutation::{Mutation, mutated};
 
@@ -342,7 +342,7 @@ impl ApiWriter {
     pub(crate) async fn write(
         &self,
         request: Result<Request<Vec<u8>>, kube::core::request::Error>,
-    ) -> Result<Answer, Cause> {
+    ) -> Result<ApiAnswer, Cause> {
         match self.term.is_valid() {
             true => self.exchange(request, self.timeout).await,
             false => Err(Cause::NotLeading),
@@ -354,7 +354,7 @@ impl ApiWriter {
         &self,
         request: Result<Request<Vec<u8>>, kube::core::request::Error>,
         within: Duration,
-    ) -> Result<Answer, Cause> {
+    ) -> Result<ApiAnswer, Cause> {
         let request = request.map_err(|error| Cause::Transport { fault: error.to_string() })?;
         let answer = self.outside.call(request, within).await;
         answer.map_err(|lost| match lost {
@@ -365,13 +365,13 @@ impl ApiWriter {
 }
 
 /// The object in the body of an answer.
-pub(crate) fn object_of<T: DeserializeOwned>(answer: &Answer) -> Result<T, Cause> {
+pub(crate) fn object_of<T: DeserializeOwned>(answer: &ApiAnswer) -> Result<T, Cause> {
     let body = answer.body.as_ref().ok_or(Cause::Timeout)?;
     serde_json::from_slice(body).map_err(|error| Cause::Body { fault: error.to_string() })
 }
 
 /// The message of a failure, or the beginning of another body.
-pub(crate) fn message_of(answer: &Answer) -> String {
+pub(crate) fn message_of(answer: &ApiAnswer) -> String {
     let body = answer.body.as_deref().unwrap_or_default();
     let status = serde_json::from_slice::<Status>(body).ok().and_then(|status| status.message);
     let message = status.unwrap_or_else(|| String::from_utf8_lossy(body).into_owned());
@@ -379,7 +379,7 @@ pub(crate) fn message_of(answer: &Answer) -> String {
 }
 
 /// Why a call failed, by its answer.
-pub(crate) fn cause_of(answer: &Answer) -> Cause {
+pub(crate) fn cause_of(answer: &ApiAnswer) -> Cause {
     Cause::Status { code: answer.status, message: message_of(answer) }
 }
 

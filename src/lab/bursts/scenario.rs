@@ -13,7 +13,7 @@ use engine::ledger::change::facts::{MoveFact, PodFact};
 use engine::ledger::change::reports::{NodeReport, ReportRefusal};
 use engine::ledger::nodes::state::Ledger;
 use engine::model::device_state::CLEAN_REPORTS_TO_FREE;
-use engine::model::reservation::{Guest, Move, Placement, PodRef, Tenure};
+use engine::model::reservation::{Guest, MoveHome, Placement, PodRef, Tenure};
 use sim::run::cluster::{add_node, pool_of, untimed_ledger};
 use sim::trace::read::TraceNode;
 use wire::ids::{DeviceId, PodUid};
@@ -388,7 +388,7 @@ impl Fleet {
     /// One move home with both writes, the end of the container and two lists without it.
     fn go_home(&mut self, uid: &PodUid, now: Ms) {
         let pod = number(uid);
-        let leaving = Move { container: "1".into(), cpu_milli: 10 };
+        let leaving = MoveHome { container: "1".into(), cpu_milli: 10 };
         self.ledger.write_move(uid, Some(leaving.clone()));
         let held = self.ledger.reservation(uid).expect("a guest is there");
         let on = held.placement.guest.as_ref().expect("it is a guest").on.clone();

@@ -6,7 +6,7 @@ use crate::mig::worlds::Stage;
 use engine::hardware::layouts::{LayoutId, Layouts, Start};
 use engine::waste::mig::class::MigClassId;
 use engine::waste::mig::decision::MigCandidate;
-use engine::waste::mig::supply::MigSupply;
+use engine::waste::mig::mig_supply::MigSupply;
 
 /// An instance for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -32,7 +32,7 @@ pub struct CallId(u64);
 
 /// What the outside is to do.
 pub enum Action {
-    /// Send a request once, and return its answer as [`Event::Answered`]. It is for the API server,
+    /// Send a request once, and return its answer as [`StepEvent::Answered`]. It is for the API server,
     /// or for another replica if its address has a host.
     Call {
         id: CallId,
@@ -46,16 +46,16 @@ pub enum Action {
 
 /// What happened outside.
 #[derive(Debug)]
-pub enum Event {
+pub enum StepEvent {
     /// A call is answered, or never will be.
-    Answered { id: CallId, answer: Result<Answer, Lost> },
+    Answered { id: CallId, answer: Result<ApiAnswer, Lost> },
     /// Time passed, work is done, or another thread changed what tasks look at.
     Changed,
 }
 
 /// An answer of the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct ApiAnswer {
     /// HTTP status: it says what was done.
     pub status: u16,
     /// The body, unless it did not arrive in time.
@@ -94,7 +94,7 @@ struct TaskQueue {
     actions: Vec<Action>,
     /// Tasks that no step has run yet.
     tasks: Vec<Task>,
-    calls: BTreeMap<CallId, oneshot::Sender<Result<Answer, Lost>>>,
+    calls: BTreeMap<CallId, oneshot::Sender<Result<ApiAnswer, Lost>>>,
     timers: BTreeMap<(Timestamp, u64), oneshot::Sender<()>>,
     count: u64,
 }
@@ -160,9 +160,9 @@ impl Outside {
     }
 
     /// Takes in an event, runs all tasks as far as they get, and returns what is to be done.
-    pub fn step(&self, event: Event, now: Timestamp) -> Vec<Action> {
+    pub fn step(&self, event: StepEvent, now: Timestamp) -> Vec<Action> {
         let inner = &*self.0;
-        if let Event::Answered { id, answer } = event {
+        if let StepEvent::Answered { id, answer } = event {
             let waits = inner.queue.lock().calls.remove(&id);
             waits.map(|waits| waits.send(answer)); // a task that has ended needs none
         }
@@ -222,7 +222,7 @@ impl Outside {
         &self,
         request: hyper::Request<Vec<u8>>,
         within: Duration,
-    ) -> Result<Answer, Lost> {
+    ) -> Result<ApiAnswer, Lost> {
         let (answer, answered) = oneshot::channel();
         let is_for_replica = request.uri().authority().is_some();
         let sent = self.0.clock.now();
@@ -232,7 +232,7 @@ impl Outside {
             queue.actions.push(Action::Call { id, request: Box::new(request), within });
         });
         let answer = answered.await.unwrap_or(Err(Lost::Timeout));
-        if let Ok(Answer { status, date, .. }) = answer
+        if let Ok(ApiAnswer { status, date, .. }) = answer
             && !is_for_replica
         {
             self.0.api_server.answered(sent, Head { status, date });
@@ -347,7 +347,7 @@ mod tests {
     }
 
     fn step(outside: &Outside, at: u64) -> Vec<Action> {
-        outside.step(Event::Changed, Timestamp::from_millis(at))
+        outside.step(StepEvent::Changed, Timestamp::from_millis(at))
     }
 
     #[test]
@@ -363,14 +363,15 @@ mod tests {
         });
         let first = calls(step(&outside, 0));
         assert_eq!((first.len(), calls(step(&outside, 0)).len()), (1, 0), "once");
-        let answer = Ok(Answer { status: 200, body: None, date: None });
+        let answer = Ok(ApiAnswer { status: 200, body: None, date: None });
         let second =
-            calls(outside.step(Event::Answered { id: first[0], answer }, Timestamp::START));
+            calls(outside.step(StepEvent::Answered { id: first[0], answer }, Timestamp::START));
         assert_eq!((second.len(), log.lock().clone()), (1, vec!["first"]));
         let answer = Err(Lost::Timeout);
-        outside.step(Event::Answered { id: first[0], answer: answer.clone() }, Timestamp::START);
+        outside
+            .step(StepEvent::Answered { id: first[0], answer: answer.clone() }, Timestamp::START);
         assert_eq!(log.lock().len(), 1, "an answer that arrives twice is for no other call");
-        outside.step(Event::Answered { id: second[0], answer }, Timestamp::START);
+        outside.step(StepEvent::Answered { id: second[0], answer }, Timestamp::START);
         assert_eq!(*log.lock(), ["first", "second"]);
     }
 

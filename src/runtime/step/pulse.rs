@@ -26,7 +26,7 @@ pub struct Pulse {
 
 impl Pulse {
     /// Notes a tick. There is one in each second.
-    pub fn beat(&self, now: Timestamp) {
+    pub fn tick(&self, now: Timestamp) {
         let last = self.last.swap(now.millis().max(1), Ordering::AcqRel);
         if self.is_late(last, now) {
             self.resumed.store(now.millis(), Ordering::Release);
@@ -64,22 +64,22 @@ mod tests {
     fn what_arrives_after_a_freeze_is_old_for_a_moment() {
         let (pulse, at) = (Pulse::default(), Timestamp::from_millis);
         assert!(!pulse.was_frozen(at(60_000)), "it has not begun");
-        pulse.beat(at(0));
-        pulse.beat(at(1_000));
+        pulse.tick(at(0));
+        pulse.tick(at(1_000));
         assert!(!pulse.was_frozen(at(4_000)), "a slow tick");
         assert_eq!(pulse.resumed(at(4_000)), None);
         assert!(pulse.was_frozen(at(4_001)), "before the tick that comes late");
-        pulse.beat(at(9_000));
+        pulse.tick(at(9_000));
         assert!(pulse.was_frozen(at(9_499)), "from a buffer");
         assert!(!pulse.was_frozen(at(9_500)), "sent since");
         assert_eq!(pulse.resumed(at(9_500)), Some(at(9_000)));
         assert_eq!(pulse.resumed(at(10_501)), Some(at(10_501)), "frozen again");
         assert!(pulse.was_frozen(at(10_501)), "frozen again, before the tick that comes late");
-        pulse.beat(at(11_000));
+        pulse.tick(at(11_000));
         assert!(pulse.was_frozen(at(11_499)), "from a buffer");
         assert!(!pulse.was_frozen(at(11_500)), "sent since");
-        pulse.beat(at(12_000));
-        pulse.beat(at(14_900));
+        pulse.tick(at(12_000));
+        pulse.tick(at(14_900));
         assert!(!pulse.was_frozen(at(17_900)), "slow ticks");
     }
 }

@@ -208,7 +208,7 @@ mod tests {
 
     use super::*;
     use crate::api::server::router;
-    use engine::ledger::fixture::settings;
+    use engine::ledger::ledger_fixture::settings;
     use engine::ledger::nodes::state::Ledger;
     use kube_api::config::file::Config;
     use runtime::clock::Clock;

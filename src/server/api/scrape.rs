@@ -222,7 +222,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use engine::ledger::fixture::{failed_mig_order, ledger, settings};
+    use engine::ledger::ledger_fixture::{failed_mig_order, ledger, settings};
     use engine::model::isolation::{DriverLimits, Rules};
     use engine::usage::node_details::DetailsReport;
     use kube_api::config::file::Config;

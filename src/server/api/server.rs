@@ -565,7 +565,7 @@ mod tests {
 
     use super::*;
     use crate::http::respond::LARGE_BODY;
-    use engine::ledger::fixture::settings;
+    use engine::ledger::ledger_fixture::settings;
     use engine::ledger::nodes::state::Ledger;
     use kube_api::config::file::Config;
     use runtime::clock::{Clock, SimulatedTime};

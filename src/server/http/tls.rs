@@ -58,7 +58,7 @@ impl Shown {
     fn certificate(&self) -> ClientCertificate {
         match self {
             Self::Nothing => ClientCertificate::None,
-            Self::Anything => ClientCertificate::Asked,
+            Self::Anything => ClientCertificate::Requested,
             Self::Name(_) => ClientCertificate::Required,
         }
     }

@@ -159,7 +159,7 @@ mod tests {
     use engine::hardware::pool::{Borrow, PoolRule};
     use engine::model::request::{Amount, GpuRequest, Limit, Movable};
     use engine::model::reservation::{PlacedDevice, Reservation};
-    use engine::scoring::fixture::{node_of, tenant};
+    use engine::scoring::node_fixture::{node_of, tenant};
     use wire::ids::{DeviceId, PodUid};
     use wire::seen::{DeviceUse, ProcessUse};
     use wire::units::{Demand, Timestamp};

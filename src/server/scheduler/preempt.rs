@@ -255,7 +255,7 @@ fn note_plan(app: &App, pod: &SeenPod, victims: &BTreeMap<String, MetaVictims>) 
 mod tests {
     use super::*;
     use engine::ledger::change::facts::PodFact;
-    use engine::ledger::fixture::{bound, ledger};
+    use engine::ledger::ledger_fixture::{bound, ledger};
     use runtime::clock::Clock;
 
     fn app() -> App {

@@ -6,7 +6,7 @@
 use control::shared::app::App;
 use engine::hardware::device_class::DeviceClasses;
 use engine::hardware::inventory::NodeInventory;
-use engine::ledger::query::queries::{Answer, PlacementRequest};
+use engine::ledger::query::queries::{NodeAnswer, PlacementRequest};
 use engine::model::node_state::NodeState;
 use engine::model::rejection::Rejection;
 use kube_api::config::file::Config;
@@ -18,7 +18,7 @@ use wire::ids::{DeviceId, NodeName, PoolName};
 use wire::units::{MemMib, Timestamp};
 
 /// The answer for each Node object, in their order. Changes nothing.
-pub fn answers(app: &App, query: &PlacementRequest, objects: &[NodeObject<'_>]) -> Vec<Answer> {
+pub fn answers(app: &App, query: &PlacementRequest, objects: &[NodeObject<'_>]) -> Vec<NodeAnswer> {
     let ledger = &app.ledger;
     let names: Vec<&str> = objects.iter().map(|object| object.name.as_str()).collect();
     let mut answers = ledger.answers(query, &names);

@@ -205,7 +205,7 @@ fn guests(node: &NodeState, details: &NodeDetails, found: &DeviceState) -> Vec<G
 #[cfg(test)]
 mod tests {
     use super::*;
-    use engine::ledger::fixture::{failed_mig_order, ledger};
+    use engine::ledger::ledger_fixture::{failed_mig_order, ledger};
 
     #[test]
     fn a_gpu_has_the_orders_about_its_instances_that_fail() {

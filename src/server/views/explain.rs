@@ -15,7 +15,7 @@ use control::pods::wording::{SUGGESTION_REQUEST, SUGGESTION_UNPLACED};
 use control::shared::app::App;
 use engine::hardware::device_class::DeviceClass;
 use engine::ledger::query::own_room::Outlook;
-use engine::ledger::query::queries::Answer;
+use engine::ledger::query::queries::NodeAnswer;
 use engine::ledger::query::team_limit::PodInNamespace;
 use engine::ledger::suggest::displacement::MOST_MOVES;
 use engine::ledger::suggest::waiting::WaitingState;
@@ -161,7 +161,7 @@ pub fn explain(app: &App, state: &WaitingState, viewer: &Viewer) -> Explanation 
 }
 
 /// Refusing nodes grouped by their GPUs and reason, the closest first.
-fn groups(nodes: &[NodeState], answers: &[Answer]) -> Vec<Refusal> {
+fn groups(nodes: &[NodeState], answers: &[NodeAnswer]) -> Vec<Refusal> {
     let mut groups: BTreeMap<(&str, String, &'static str), (usize, Rejection, &NodeState)> =
         BTreeMap::new();
     for (node, answer) in nodes.iter().zip(answers) {

@@ -7,13 +7,13 @@ use crate::views::viewer::Viewer;
 use crate::views::{devices, pods};
 use control::shared::app::App;
 use engine::model::node_state::{NodeReporting, NodeState};
-use engine::scoring::fragmentation::Packing;
+use engine::scoring::fragmentation::PackingSums;
 use kube_api::protocol::messages::to_json;
 use wire::api::state;
 use wire::api::state::{Node, State};
 
 /// The figures of a measurement.
-pub fn packing(packing: &Packing) -> state::Packing {
+pub fn packing(packing: &PackingSums) -> state::Packing {
     state::Packing {
         devices: packing.devices,
         occupied: packing.occupied,

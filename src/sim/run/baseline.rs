@@ -97,13 +97,13 @@ mod tests {
     use engine::model::device_state::HoldRule;
     use engine::scoring::cost::{Cost, LocalCost};
     use engine::scoring::strategy::{CustomCost, Strategy};
-    use engine::scoring::{fixture, plan};
+    use engine::scoring::{node_fixture, plan};
 
     /// The score of the best placement, and the position of its first device.
     fn place(baseline: Baseline, node: &str, request: &str) -> (i64, Option<usize>) {
-        let (node, classes) = fixture::node(node);
-        let compiled = fixture::compiled_request(request, &classes);
-        let mix = fixture::compiled("", &node, &classes);
+        let (node, classes) = node_fixture::node(node);
+        let compiled = node_fixture::compiled_request(request, &classes);
+        let mix = node_fixture::compiled("", &node, &classes);
         let strategy = Strategy::Custom(CustomCost::new(baseline));
         let place = plan::evaluate(&node, &compiled, &strategy, &mix, HoldRule::Respected).unwrap();
         let LocalCost::Ranked(Cost::Custom { score: Reverse(score) }) = place.local_cost else {

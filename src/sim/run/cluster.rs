@@ -30,7 +30,7 @@ use engine::model::device_state::CLEAN_REPORTS_TO_FREE;
 use engine::model::fit::HostRule;
 use engine::model::policy::Policy;
 use engine::model::reservation::{PlacedDevice, Placement, PodRef, Tenure};
-use engine::scoring::fragmentation::Packing;
+use engine::scoring::fragmentation::PackingSums;
 use engine::scoring::strategy::Strategy;
 use engine::waste::request_mix::{Mix, RequestType, Tally};
 use wire::device::DeviceKind;
@@ -152,7 +152,7 @@ impl SimCluster {
     }
 
     /// How full and fragmented it is, against the mix of the whole trace.
-    pub(crate) fn packing(&self) -> Packing {
+    pub(crate) fn packing(&self) -> PackingSums {
         self.ledger.packing_by(&mut self.gauge.borrow_mut())
     }
 

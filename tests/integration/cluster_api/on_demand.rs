@@ -266,8 +266,8 @@ async fn an_instance_that_may_be_newer_than_the_last_report_stays_written() {
         see(&bed, &fake);
         if was_frozen {
             let now = bed.app.clock.now();
-            bed.app.pulse.beat(now);
-            bed.app.pulse.beat(now.plus(Duration::from_secs(60)));
+            bed.app.pulse.tick(now);
+            bed.app.pulse.tick(now.plus(Duration::from_secs(60)));
         }
         let edit = |key: &str, to: &str| {
             fake.bed(|bed| {

@@ -18,7 +18,7 @@ use engine::model::device_state::DeviceState;
 use engine::model::policy::Policy;
 use engine::model::request::{Amount, GpuRequest, Limit, Movable};
 use engine::model::reservation::{
-    BorrowedMemory, Departure, Guest, Move, PlacedDevice, Placement, ReservationState,
+    BorrowedMemory, Departure, Guest, MoveHome, PlacedDevice, Placement, ReservationState,
 };
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
@@ -374,7 +374,7 @@ impl Bed {
             Some(_) if is_written => self.see(&uid, false),
             earlier => {
                 let container = live.container.to_string().into();
-                let leaving = Move { container, cpu_milli: live.cpu_milli };
+                let leaving = MoveHome { container, cpu_milli: live.cpu_milli };
                 self.ledger.write_move(&uid, Some(leaving.clone()));
                 if is_applied {
                     live.written.guest = Some(Guest { leaving: Some(leaving), ..guest.clone() });

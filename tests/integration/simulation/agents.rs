@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use agent::gpu::lent_limits::{Containers, LentLimits, LimitDriver};
 use rand::Rng;
-use runtime::step::outside::Event;
+use runtime::step::outside::StepEvent;
 use serde_json::{Value, json};
 use server::api::reports;
 use wire::api::state::DeviceKind;
@@ -284,7 +284,7 @@ impl World {
             let way = self.rng.random_range(1..30);
             self.after(way, What::Replied { from, reply });
         }
-        self.step(life, Event::Changed);
+        self.step(life, StepEvent::Changed);
     }
 
     /// The extender has taken a report: it is of the newest session, and names no device of another

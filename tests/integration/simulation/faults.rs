@@ -2,7 +2,7 @@
 
 use rand::Rng;
 use rand::seq::IndexedRandom;
-use runtime::step::outside::Event;
+use runtime::step::outside::StepEvent;
 
 use super::agents;
 use super::nodes::Gpu;
@@ -371,7 +371,7 @@ impl World {
             let time = self.rng.random_range(500..5_000);
             self.after(time, What::Buried { life });
         }
-        self.step(life, Event::Changed);
+        self.step(life, StepEvent::Changed);
     }
 
     /// The kubelet ends the process that another one has replaced.
@@ -396,7 +396,7 @@ impl World {
         self.disturb(20_000);
         let handover = if is_alone { 0 } else { 6_000 };
         self.after(200 + time + handover, What::Stopped { life });
-        self.step(life, Event::Changed);
+        self.step(life, StepEvent::Changed);
     }
 
     pub(super) fn stopped(&mut self, life: u64) {

@@ -9,7 +9,7 @@ use hyper::Request;
 use kube_api::write::lease::LeaseName;
 use kube_api::write::target::PodKey;
 use rand::Rng;
-use runtime::step::outside::{Answer, CallId, Event, Lost};
+use runtime::step::outside::{ApiAnswer, CallId, Lost, StepEvent};
 
 use super::faults::Fault;
 use super::{Sent, What, World};
@@ -101,10 +101,10 @@ impl World {
         let status = if is_taken { 200 } else { 409 };
         let way = self.rng.random_range(0..5);
         if !self.hits(Fault::Loss, 5) {
-            let answer = Ok(Answer { status, body: Some(Vec::new()), date: None });
+            let answer = Ok(ApiAnswer { status, body: Some(Vec::new()), date: None });
             self.after(way, What::Answer { life, id, answer });
         }
-        self.step(to, Event::Changed);
+        self.step(to, StepEvent::Changed);
     }
 
     /// At the end one replica leads, and all others could.

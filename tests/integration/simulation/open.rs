@@ -9,7 +9,7 @@ use engine::model::reservation::ReservationState;
 use hyper::Request;
 use kube_api::request::placement::HOLD;
 use kube_api::request::room_note::RoomNote;
-use runtime::step::outside::{Answer, CallId, Lost};
+use runtime::step::outside::{ApiAnswer, CallId, Lost};
 use serde_json::Value;
 use wire::ids::PodUid;
 
@@ -118,7 +118,7 @@ impl World {
         &self,
         life: u64,
         id: CallId,
-        answer: &Result<Answer, Lost>,
+        answer: &Result<ApiAnswer, Lost>,
     ) -> Option<String> {
         let uid = self.open.requests.get(&(life, id))?.uid.clone()?;
         let binding = self.open.bindings.get(&(life, uid.clone()))?;
@@ -211,7 +211,7 @@ impl World {
     }
 
     /// Before the process takes an answer: whether it decides a Binding.
-    pub(super) fn note_answer(&mut self, life: u64, id: CallId, answer: &Result<Answer, Lost>) {
+    pub(super) fn note_answer(&mut self, life: u64, id: CallId, answer: &Result<ApiAnswer, Lost>) {
         let Some(about) = self.open.requests.remove(&(life, id)) else { return };
         let (Some(uid), Ok(answer)) = (about.uid, answer) else { return };
         let key = (life, uid);

@@ -9,7 +9,7 @@ use kube_api::config::pods::workloads::WorkloadKeys;
 use kube_api::config::webhook::MemoryLimit;
 use kube_api::pod::watch::WatchEvent;
 use rand::Rng;
-use runtime::step::outside::{Action, Event};
+use runtime::step::outside::{Action, StepEvent};
 use wire::ids::PoolName;
 use wire::units::Share;
 
@@ -60,7 +60,7 @@ impl World {
     }
 
     /// Runs a step of the process with this life, and schedules what it wants done.
-    pub(super) fn step(&mut self, life: u64, event: Event) {
+    pub(super) fn step(&mut self, life: u64, event: StepEvent) {
         let now = self.now;
         let Some(replica) = self.process_mut(life).filter(|replica| !replica.is_frozen) else {
             return;
@@ -137,7 +137,7 @@ impl World {
         self.replicas[to] = Some(Replica::start(life, self.now, ahead, self.config(), place));
         let time = self.rng.random_range(5..500);
         self.after(time, What::Listed { life });
-        self.step(life, Event::Changed);
+        self.step(life, StepEvent::Changed);
     }
 
     /// What the operator has configured.
@@ -227,7 +227,7 @@ impl World {
             replica.is_listed = true;
             replica.app.ledger.set_listed(replica.app.clock.now());
         }
-        self.step(life, Event::Changed);
+        self.step(life, StepEvent::Changed);
     }
 
     /// What processes that are gone have sent arrives now: what a new one has just listed is old.
@@ -272,7 +272,7 @@ impl World {
             replica.pods.take(event);
         }
         replica.seen = last;
-        self.step(life, Event::Changed);
+        self.step(life, StepEvent::Changed);
     }
 
     pub(super) fn see_nodes(&mut self, life: u64) {
@@ -285,7 +285,7 @@ impl World {
         replica.is_nodes_due = false;
         replica.nodes_seen = version;
         self.nodes.iter().for_each(|node| _ = replica.nodes.take(WatchEvent::Seen(node.facts())));
-        self.step(life, Event::Changed);
+        self.step(life, StepEvent::Changed);
     }
 
     /// After each event: watches notice what is new.

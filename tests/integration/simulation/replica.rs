@@ -17,7 +17,7 @@ use kube_api::write::term::Term;
 use kube_api::write::writer::ApiWriter;
 use runtime::clock::{Clock, SimulatedTime};
 use runtime::step::api_server::Head;
-use runtime::step::outside::{Action, Event, Outside};
+use runtime::step::outside::{Action, Outside, StepEvent};
 use serde_json::Value;
 use wire::ids::PodUid;
 use wire::units::Timestamp;
@@ -216,7 +216,7 @@ impl Replica {
         self.time.step_wall(seconds);
     }
 
-    pub(super) fn step(&self, event: Event, now: u64) -> Vec<Action> {
+    pub(super) fn step(&self, event: StepEvent, now: u64) -> Vec<Action> {
         self.set_time(now);
         self.app.outside.step(event, Timestamp::from_millis(now - self.started))
     }

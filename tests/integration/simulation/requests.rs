@@ -6,7 +6,7 @@ use hyper::Request;
 use kube_api::request::placement::{FENCE, FenceWriter, HOLD};
 use kube_api::request::room_note::RoomNote;
 use rand::Rng;
-use runtime::step::outside::{Answer, CallId, Event, Lost};
+use runtime::step::outside::{ApiAnswer, CallId, Lost, StepEvent};
 use serde_json::Value;
 use wire::ids::PodUid;
 
@@ -255,7 +255,7 @@ impl World {
         }
         if answers != Answers::Never {
             let date = Some(api_seconds(self.now));
-            let answer = Ok(Answer { status: code, body: Some(body.into_bytes()), date });
+            let answer = Ok(ApiAnswer { status: code, body: Some(body.into_bytes()), date });
             let is_gone = code == 200 && self.is_removed_now(life, uid.as_deref());
             let is_slow = is_gone || uid.is_some() && self.hits(Fault::Delay, 3);
             let way = match (is_gone, is_slow) {
@@ -286,7 +286,7 @@ impl World {
     }
 
     /// An answer reaches the extender.
-    pub(super) fn answer(&mut self, life: u64, id: CallId, answer: Result<Answer, Lost>) {
+    pub(super) fn answer(&mut self, life: u64, id: CallId, answer: Result<ApiAnswer, Lost>) {
         let body = answer.as_ref().ok().and_then(|answer| answer.body.as_deref());
         let pod: Value = serde_json::from_slice(body.unwrap_or_default()).unwrap_or_default();
         let uid = PodUid::new(pod["metadata"]["uid"].as_str().unwrap_or_default());
@@ -294,7 +294,7 @@ impl World {
         let gone = self.gone_of(life, id, &answer);
         self.note_answer(life, id, &answer);
         let was_waiting = self.process(life).is_some_and(|it| it.app.is_shown_waiting(&uid));
-        self.step(life, Event::Answered { id, answer });
+        self.step(life, StepEvent::Answered { id, answer });
         if let Err(broken) = gone.map_or(Ok(()), |uid| self.check_gone(life, &uid)) {
             self.broke(broken);
         }

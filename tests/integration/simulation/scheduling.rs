@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use control::bind::binding;
 use rand::Rng;
-use runtime::step::outside::Event;
+use runtime::step::outside::StepEvent;
 use serde_json::{Value, json};
 use server::scheduler::{preempt, verbs};
 
@@ -122,7 +122,7 @@ impl World {
         if !self.hits(Fault::GiveUp, 2) {
             self.after(way, What::Verbed { caller, verb, answer: Some(answer) });
         }
-        self.step(life, Event::Changed);
+        self.step(life, StepEvent::Changed);
     }
 
     pub(super) fn verbed(&mut self, caller: &Caller, verb: Verb, answer: Option<Value>) {
@@ -248,7 +248,7 @@ impl World {
             let error = answer["Error"].as_str().unwrap_or_default().to_owned();
             answered.lock().expect("no panic").push((caller, now, error));
         });
-        self.step(life, Event::Changed);
+        self.step(life, StepEvent::Changed);
     }
 
     pub(super) fn bound(&mut self, caller: &Caller, error: Option<String>) {

@@ -17,7 +17,7 @@ use kube_api::config::file::Config;
 use kube_api::pod::watch::PodWatch;
 use kube_api::request::placement::encode;
 use runtime::clock::{Clock, SimulatedTime};
-use runtime::step::outside::{Action, Answer as Answered, Event};
+use runtime::step::outside::{Action, ApiAnswer, StepEvent};
 use server::api::reports;
 use wire::ids::PoolName;
 use wire::report::bodies::{AllocationState, Reply};
@@ -109,17 +109,17 @@ impl Bed {
     /// Carries out what gpupack wants, until it wants nothing more now.
     fn step(&self) {
         let (outside, now) = (&self.app.outside, self.app.clock.now());
-        let mut actions = outside.step(Event::Changed, now);
+        let mut actions = outside.step(StepEvent::Changed, now);
         while let Some(action) = actions.pop() {
             let event = match action {
                 Action::Work(work) => {
                     work();
-                    Event::Changed
+                    StepEvent::Changed
                 }
                 Action::Call { id, request, .. } => {
                     let (status, body) = self.api.answer(&request);
                     let body = Some(body.into_bytes());
-                    Event::Answered { id, answer: Ok(Answered { status, body, date: None }) }
+                    StepEvent::Answered { id, answer: Ok(ApiAnswer { status, body, date: None }) }
                 }
             };
             actions.extend(outside.step(event, now));

@@ -3,12 +3,12 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::*;
-use engine::ledger::fixture::ledger;
+use engine::ledger::ledger_fixture::ledger;
 use kube_api::config::file::Config;
 use kube_api::write::lease::LeaseName;
 use kube_api::write::target::PodKey;
 use runtime::clock::{Clock, SimulatedTime};
-use runtime::step::outside::{Action, Answer, Event};
+use runtime::step::outside::{Action, ApiAnswer, StepEvent};
 
 /// The replica `a`, which leads, and the API server around it.
 struct Bed {
@@ -56,13 +56,13 @@ impl Bed {
             let start = self.app.clock.now().millis();
             let now = Timestamp::from_millis(if now == 0 { start } else { start + 100 });
             self.time.set(now);
-            let mut actions = self.app.outside.step(Event::Changed, now);
+            let mut actions = self.app.outside.step(StepEvent::Changed, now);
             while let Some(action) = actions.pop() {
                 let Action::Call { id, request, .. } = action else { panic!("it only calls") };
                 let (status, body) = self.answer(&request);
                 let body = Some(body.to_string().into_bytes());
-                let answer = Ok(Answer { status, body, date: None });
-                actions.extend(self.app.outside.step(Event::Answered { id, answer }, now));
+                let answer = Ok(ApiAnswer { status, body, date: None });
+                actions.extend(self.app.outside.step(StepEvent::Answered { id, answer }, now));
             }
         }
         let selected = self.pods.iter().filter(|(_, (label, _))| *label == Some("true"));

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use engine::ledger::fixture::{hello, ledger, pod, see_node, share_query};
+use engine::ledger::ledger_fixture::{hello, ledger, pod, see_node, share_request};
 use engine::model::rejection::Rejection;
 
 /// A ledger with nodes `n` and `m` of one GPU each, and the pods that wait for room on them.
@@ -36,7 +36,7 @@ impl Bed {
             pod: pod(name),
             namespace: "team".to_owned(),
             name: name.to_owned(),
-            query: share_query(500_000),
+            query: share_request(500_000),
             priority,
             may_preempt: true,
             controller: None,
@@ -88,7 +88,7 @@ fn the_next_pod_is_requeued_only_if_the_first_used_no_room() {
             bed.named(("a", 0, 0));
             assert_eq!(bed.waiting.fits(&pod("a").uid), Some(Requeued::Helped));
             assert_eq!(bed.requeued_after(1_500), [""; 0], "it is being bound");
-            bed.ledger.reserve(&pod("a"), "n", &share_query(500_000), bed.now).unwrap();
+            bed.ledger.reserve(&pod("a"), "n", &share_request(500_000), bed.now).unwrap();
             bed.waiting.remove(&pod("a").uid);
             assert_eq!(bed.requeued_after(2_000), [""; 0], "its binding is an event for all");
         } else {
@@ -260,7 +260,7 @@ fn room_that_appears_during_a_bind_is_checked() {
     bed.room("n");
     bed.named(("a", 0, 0));
     bed.waiting.fits(&pod("a").uid);
-    bed.ledger.reserve(&pod("a"), "n", &share_query(500_000), bed.now).unwrap();
+    bed.ledger.reserve(&pod("a"), "n", &share_request(500_000), bed.now).unwrap();
     bed.waiting.remove(&pod("a").uid);
     assert_eq!(bed.requeued_after(0), ["b"]);
 }
@@ -309,7 +309,7 @@ fn room_is_kept_for_a_pod_whose_other_requeue_may_fail() {
         for _ in 0..3 {
             assert_eq!(bed.requeued_after(250), [""; 0], "it is still being written");
         }
-        bed.ledger.reserve(&pod("other"), "m", &share_query(1_000_000), bed.now).unwrap();
+        bed.ledger.reserve(&pod("other"), "m", &share_request(1_000_000), bed.now).unwrap();
         if is_written {
             bed.waiting.requeued(&pod("a").uid, bed.now);
             assert_eq!(bed.requeued_after(250), [""; 0], "its call sees both nodes");
@@ -338,7 +338,7 @@ fn room_that_no_requeued_pod_can_use_is_not_kept() {
 fn room_from_before_the_watch_showed_the_pod_is_searched_once() {
     for has_room in [true, false] {
         let mut bed = Bed::new();
-        bed.ledger.reserve(&pod("holder"), "n", &share_query(1_000_000), bed.now).unwrap();
+        bed.ledger.reserve(&pod("holder"), "n", &share_request(1_000_000), bed.now).unwrap();
         let waiting = Bed::waiting_pod(("a", 0, 0));
         bed.waiting.begin_call(waiting.clone(), bed.now);
         let named = bed.ledger.named_nodes(["n"].iter());
@@ -362,7 +362,7 @@ fn room_from_before_the_watch_showed_the_pod_is_searched_once() {
 fn late_pods_with_equal_requests_share_one_search() {
     let mut bed = Bed::new();
     for node in ["n", "m"] {
-        bed.ledger.reserve(&pod(node), node, &share_query(1_000_000), bed.now).unwrap();
+        bed.ledger.reserve(&pod(node), node, &share_request(1_000_000), bed.now).unwrap();
     }
     for at in 0..1_000 {
         let waiting = Bed::waiting_pod((&format!("{at}"), 0, 0));

@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 
 use super::*;
 use crate::room::fixture::{ALL, Bed, waiting_pod};
-use engine::ledger::fixture::{bound, pod, share_query, uid};
+use engine::ledger::ledger_fixture::{bound, pod, share_request, uid};
 use engine::model::request::PodGroup;
 use engine::model::reservation::Controller;
 use wire::ids::NodeName;
@@ -43,7 +43,7 @@ fn a_group_gets_room_when_all_of_its_pods_wait_and_fit() {
     assert_eq!(kept_after(&mut bed, 1), (names(&["a", "b"]), 0, 0), "one GPU is left");
     for name in ["a", "b"] {
         let node = bed.ledger.standing_nodes()[&uid(name)].clone();
-        bed.ledger.reserve(&pod(name), node.as_str(), &share_query(1_000_000), bed.now).unwrap();
+        bed.ledger.reserve(&pod(name), node.as_str(), &share_request(1_000_000), bed.now).unwrap();
         bed.waiting.remove(&uid(name));
     }
     assert_eq!(kept_after(&mut bed, 5), (vec![], 0, 0));
@@ -91,7 +91,7 @@ fn no_room_is_kept_for_a_group_that_has_lost_a_pod_before_it_started() {
     assert_eq!(kept_after(&mut bed, 1).0, names(&["a", "c"]), "another one in its place");
     // Once one of them has its place, the other one starts as well, whatever becomes of the first.
     let node = bed.ledger.standing_nodes()[&uid("c")].clone();
-    bed.ledger.reserve(&pod("c"), node.as_str(), &share_query(1_000_000), bed.now).unwrap();
+    bed.ledger.reserve(&pod("c"), node.as_str(), &share_request(1_000_000), bed.now).unwrap();
     bed.waiting.remove(&uid("c"));
     assert_eq!(kept_after(&mut bed, 1).0, names(&["a"]));
     let _events = bed.ledger.forget(&uid("c"));
@@ -113,7 +113,7 @@ fn a_group_that_has_waited_long_starts_with_the_next_step_once_it_fits() {
     for (name, sequence) in [("x", 2), ("y", 4)] {
         bed.ledger.end_pod(&uid(name), bed.now);
         for sequence in [sequence, sequence + 1] {
-            let report = engine::ledger::fixture::report("x", 7, sequence, "A B");
+            let report = engine::ledger::ledger_fixture::report("x", 7, sequence, "A B");
             bed.ledger.report("n", &report, bed.now).unwrap();
         }
         bed.holds.note_rooms([NodeName::new("n")].into());
@@ -217,7 +217,7 @@ fn a_group_that_its_team_may_not_have_where_it_fits_wakes_no_step_again_and_agai
     for name in ["a", "b"] {
         let group = Some(PodGroup { name: "g".into(), size: 2 });
         let amount = Amount::Memory(MemMib::new(800));
-        let query = PlacementRequest { gpu: Some(GpuRequest::one(amount)), ..share_query(1) };
+        let query = PlacementRequest { gpu: Some(GpuRequest::one(amount)), ..share_request(1) };
         bed.refused(WaitingPod { group, query, ..waiting_pod(name, 1, 0) }, ALL);
     }
     let mut busy = 0;
@@ -344,7 +344,7 @@ fn pods_of_a_group_that_are_deleted_together_are_one_failure_at_most() {
     kept_after(&mut bed, 1);
     assert_eq!(kept_after(&mut bed, 1).0.len(), 45);
     let node = bed.ledger.standing_nodes()[&uid("p00")].clone();
-    bed.ledger.reserve(&pod("p00"), node.as_str(), &share_query(40_000), bed.now).unwrap();
+    bed.ledger.reserve(&pod("p00"), node.as_str(), &share_request(40_000), bed.now).unwrap();
     bed.waiting.remove(&uid("p00"));
     kept_after(&mut bed, 1);
     names[1..].iter().for_each(|name| bed.waiting.remove(&uid(name)));

@@ -4,7 +4,7 @@ use super::*;
 use crate::room::fixture::{ALL, Bed, waiting_pod};
 use engine::ledger::change::facts::PodFact;
 use engine::ledger::change::reports::NodeReport;
-use engine::ledger::fixture::{bound, free, pod, report, share_query, uid};
+use engine::ledger::ledger_fixture::{bound, free, pod, report, share_request, uid};
 use engine::model::charge::Prices;
 use engine::model::rejection::Rejection;
 use engine::model::request::Amount;
@@ -71,7 +71,7 @@ fn the_least_important_goes_and_its_room_is_kept_until_the_pod_is_bound() {
     assert_eq!(free(&bed.ledger), [0, 0], "kept");
     let step = bed.step_after(1);
     assert_eq!(step.ready.iter().map(|(_, pod)| &*pod.name).collect::<Vec<_>>(), ["p"]);
-    bed.ledger.reserve(&pod("p"), "n", &share_query(500_000), bed.now).unwrap();
+    bed.ledger.reserve(&pod("p"), "n", &share_request(500_000), bed.now).unwrap();
     bed.waiting.remove(&uid("p"));
     let step = bed.step_after(1);
     assert!(step.abandoned.is_empty() && step.given_up.is_empty(), "{step:?}");
@@ -604,7 +604,7 @@ fn room_that_was_made_is_first_after_a_restart() {
     bed.refused(older, ALL);
     bed.refused(WaitingPod { created_unix_seconds: 990, ..waiting_pod("p", 1_000_000, 10) }, ALL);
     let step = bed.resume(&[(uid("line"), note(&[])), (uid("p"), note(&["gone"]))]);
-    let query = share_query(1_000_000);
+    let query = share_request(1_000_000);
     let fits = |name| bed.ledger.fits_in_room_of(&uid(name), &query, None).is_some();
     let lost: Vec<&str> = step.abandoned.iter().map(|pod| &*pod.name).collect();
     assert!(fits("p") && !fits("line"), "p {}, line {}; lost {lost:?}", fits("p"), fits("line"));
@@ -627,7 +627,7 @@ fn a_preemptor_does_not_take_the_room_made_for_another_one() {
     end(&mut bed, "c", 4);
     let step = bed.step_after(1);
     let ready: Vec<&str> = step.ready.iter().map(|(_, pod)| &*pod.name).collect();
-    let query = share_query(1_000_000);
+    let query = share_request(1_000_000);
     let got =
         bed.ledger.reserve(&pod("p"), "n", &query, bed.now).map(|it| it.devices[0].id.to_string());
     bed.waiting.remove(&uid("p"));

@@ -1,7 +1,7 @@
 use super::*;
 use crate::room::fixture::{ALL, Bed, waiting_pod};
 use engine::ledger::change::facts::PodFact;
-use engine::ledger::fixture::{bound, free, pod, report, share_query, uid};
+use engine::ledger::ledger_fixture::{bound, free, pod, report, share_request, uid};
 use engine::model::device_state::StandingHold;
 use engine::model::rejection::Rejection;
 use engine::model::reservation::{Controller, Tenure};
@@ -65,7 +65,7 @@ fn room_is_kept_for_the_first_of_a_line_until_it_is_bound() {
         bed.ledger.report("n", &report("x", 7, sequence, "A B"), bed.now).unwrap();
     }
     assert_eq!(free(&bed.ledger), [0, 100], "nor what becomes free");
-    let query = share_query(1_000_000);
+    let query = share_request(1_000_000);
     assert_eq!(bed.ledger.fits_in_room_of(&uid("large"), &query, None), Some(NodeName::new("n")));
     assert_eq!(requeued_after(&mut bed, 1), pairs(&[("large", "n")]));
     bed.ledger.hold(&uid("large"), "n", &query, bed.now);
@@ -248,7 +248,7 @@ fn no_room_is_kept_where_it_is_being_made_for_another_pod() {
     bed.bind("victim", "n", "A", 1_000_000, 0);
     bed.bind("b", "n", "B", 1_000_000, 20);
     bed.bind("c", "m", "C", 1_000_000, 20);
-    let query = share_query(1_000_000);
+    let query = share_request(1_000_000);
     bed.refused(waiting_pod("unimportant", 1_000_000, 0), ALL);
     bed.step_after(2);
     assert_eq!(bed.kept(), pairs(&[("unimportant", "m")]), "the first that could have it");
@@ -356,7 +356,7 @@ fn a_pod_does_not_take_the_room_of_another_one() {
     ] {
         let bed = empty();
         bed.bind("x", "n", "A", 1_000_000, 0);
-        let query = share_query(1_000_000);
+        let query = share_request(1_000_000);
         let (p, q, node) = (uid("p"), uid("q"), NodeName::new("n"));
         let keep = |uid, kept_for| {
             let holder = Holder { kept_for, ..Holder::first(uid, "team", &query) };
@@ -448,7 +448,7 @@ fn a_free_gpu_without_its_host_is_no_free_room() {
     };
     bed.ledger.see_pod(&fact, bed.now);
     let of = |name, cpu| {
-        let query = PlacementRequest { host: host(cpu), ..share_query(500_000) };
+        let query = PlacementRequest { host: host(cpu), ..share_request(500_000) };
         WaitingPod { query, created_unix_seconds: 900, ..waiting_pod(name, 500_000, 0) }
     };
     // Room of a pod that waits for the host, and of one that fits beside it in all but that.

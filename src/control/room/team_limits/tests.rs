@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::room::fixture::{ALL, Bed, waiting_pod};
-use engine::ledger::fixture::uid;
+use engine::ledger::ledger_fixture::uid;
 use engine::ledger::suggest::waiting::WaitingPod;
 use engine::model::charge::Prices;
 use engine::model::rejection::Rejection;

@@ -6,7 +6,7 @@ use crate::model::node_state::NodeState;
 use crate::model::policy::Policy;
 use crate::scoring::cost::Cost;
 use crate::scoring::strategy::Strategy as Ranking;
-use crate::scoring::{fixture, plan};
+use crate::scoring::{node_fixture, plan};
 use crate::waste::scarcity::ScarcityPrices;
 use wire::device::{DeviceIndex, DeviceKind, Health};
 use wire::ids::ModelName;
@@ -88,7 +88,7 @@ fn missing_neighbors_and_the_device_itself_are_ignored() {
 
 /// A node with these devices, all free.
 fn node(text: &str) -> (NodeState, crate::hardware::device_class::DeviceClasses) {
-    let (mut node, mut classes) = fixture::node("x:1000/1000");
+    let (mut node, mut classes) = node_fixture::node("x:1000/1000");
     let (devices, details) = details(text);
     let inventory = crate::hardware::inventory::NodeInventory::placed(devices, &details).unwrap();
     node.replace_inventory(&inventory, &mut classes);
@@ -101,8 +101,8 @@ fn every_policy_takes_near_devices_and_prefers_the_node_that_has_them() {
         for mix in ["", "1 fraction=0.5; 9 count=2 whole"] {
             let place = |text: &str| {
                 let (node, classes) = node(text);
-                let ask = fixture::compiled_request("whole count=2", &classes);
-                let mix = fixture::compiled(mix, &node, &classes);
+                let ask = node_fixture::compiled_request("whole count=2", &classes);
+                let mix = node_fixture::compiled(mix, &node, &classes);
                 let ranking = Ranking::Policy(policy);
                 plan::evaluate(&node, &ask, &ranking, &mix, HoldRule::Respected).unwrap()
             };

@@ -13,7 +13,7 @@ use crate::model::fit::CompiledRequest;
 use crate::model::node_state::{InstanceOrders, NodeState};
 use crate::model::rejection::Rejection;
 use crate::model::reservation::{
-    BorrowedMemory, Departure, Guest, Move, Placement, PodRef, Reservation, ReservationState,
+    BorrowedMemory, Departure, Guest, MoveHome, Placement, PodRef, Reservation, ReservationState,
 };
 use crate::scoring::lent_memory::{OrderedLimits, ordered_limits};
 use crate::scoring::{guests, plan};
@@ -421,7 +421,7 @@ impl Ledger {
     }
 
     /// Notes the move that is written on a guest from now on, or that none is.
-    pub fn write_move(&self, uid: &PodUid, leaving: Option<Move>) {
+    pub fn write_move(&self, uid: &PodUid, leaving: Option<MoveHome>) {
         self.change_guest(uid, |node_state| node_state.write_move(uid, leaving));
     }
 

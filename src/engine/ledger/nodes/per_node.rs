@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 
 use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::model::node_state::NodeState;
-use crate::scoring::efficiency::Figures;
-use crate::scoring::fragmentation::Packing;
+use crate::scoring::efficiency::DeviceFigures;
+use crate::scoring::fragmentation::PackingSums;
 use crate::waste::compiled_mix::CompiledMix;
 use crate::waste::request_mix::Mix;
 use wire::ids::{ModelName, PoolName};
@@ -49,7 +49,7 @@ impl<T> PerNode<T> {
 }
 
 /// A GPU model in a pool.
-pub type Kind = (ModelName, PoolName);
+pub type ModelInPool = (ModelName, PoolName);
 
 /// Keeps the figures of each node until it changes.
 #[derive(Debug, Default)]
@@ -60,7 +60,7 @@ pub(crate) struct FleetGauge {
 }
 
 /// The pool of a node, and the figures of its devices by model.
-pub(crate) type OfNode = (PoolName, Vec<(ModelName, Figures)>);
+pub(crate) type OfNode = (PoolName, Vec<(ModelName, DeviceFigures)>);
 
 /// Measures the packing of a cluster against a mix, and keeps the result of each node.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ pub struct Gauge {
     pub(crate) compiled: Arc<CompiledMix>,
     /// What the mix was compiled for: the count of classes, or the ledger's mix generation.
     pub(crate) basis: Option<u64>,
-    pub(crate) nodes: PerNode<Packing>,
+    pub(crate) nodes: PerNode<PackingSums>,
 }
 
 impl Gauge {
@@ -80,7 +80,7 @@ impl Gauge {
     }
 
     /// The results of the last use, by position.
-    pub(crate) fn packings(&self) -> impl Iterator<Item = Packing> {
+    pub(crate) fn packings(&self) -> impl Iterator<Item = PackingSums> {
         self.nodes.all().map(|known| known.copied().unwrap_or_default())
     }
 }

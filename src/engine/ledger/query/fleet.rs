@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::ledger::nodes::per_node::{FleetGauge, Kind, PerNode};
+use crate::ledger::nodes::per_node::{FleetGauge, ModelInPool, PerNode};
 use crate::ledger::nodes::state::Ledger;
 
-use crate::scoring::efficiency::Figures;
+use crate::scoring::efficiency::DeviceFigures;
 use crate::waste::compiled_mix::CompiledMix;
 
 impl Ledger {
     /// The figures of the fleet, by model and pool. Only nodes that changed since the last call are
     /// measured: O(changed nodes × typical requests × devices + nodes).
-    pub fn fleet(&self) -> BTreeMap<Kind, Figures> {
+    pub fn fleet(&self) -> BTreeMap<ModelInPool, DeviceFigures> {
         let mut gauge = self.fleet.lock();
         let (generation, mix, classes): (u64, Arc<CompiledMix>, usize) = {
             let cluster = self.cluster();
@@ -22,9 +22,9 @@ impl Ledger {
             *gauge = FleetGauge { generation: Some(generation), nodes: PerNode::default() };
         }
         gauge.nodes.refresh(&self.node_table(), classes, |node_state| {
-            (node_state.pool().clone(), Figures::of(node_state, &mix))
+            (node_state.pool().clone(), DeviceFigures::of(node_state, &mix))
         });
-        let mut fleet: BTreeMap<Kind, Figures> = BTreeMap::new();
+        let mut fleet: BTreeMap<ModelInPool, DeviceFigures> = BTreeMap::new();
         for (pool, figures) in gauge.nodes.all().flatten() {
             for (model, figures) in figures {
                 fleet.entry((model.clone(), pool.clone())).or_default().add(figures);
@@ -37,13 +37,13 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::fixture::{bound, ledger, uid};
+    use crate::ledger::ledger_fixture::{bound, ledger, uid};
     use wire::units::{Share, Timestamp};
 
     #[test]
     fn figures_follow_each_change() {
         let ledger = ledger("A B");
-        let of = |fleet: &BTreeMap<Kind, Figures>| {
+        let of = |fleet: &BTreeMap<ModelInPool, DeviceFigures>| {
             let (kind, figures) = fleet.iter().next().unwrap();
             assert_eq!((fleet.len(), kind.1.as_str()), (1, ""));
             (figures.share.allocated, figures.devices)

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::ledger::nodes::state::Ledger;
-use crate::ledger::query::queries::{Answer, PlacementRequest, evaluate};
+use crate::ledger::query::queries::{NodeAnswer, PlacementRequest, evaluate};
 use crate::ledger::query::team_limit::PodInNamespace;
 use crate::model::node_state::NodeState;
 use crate::model::rejection::Rejection;
@@ -46,7 +46,7 @@ pub struct Outlook {
 
 impl Outlook {
     /// Counts these answers.
-    pub fn of<'a>(answers: impl IntoIterator<Item = &'a Answer>) -> Self {
+    pub fn of<'a>(answers: impl IntoIterator<Item = &'a NodeAnswer>) -> Self {
         let (mut outlook, mut restarts) = (Self::default(), None);
         for answer in answers {
             match answer {
@@ -102,7 +102,7 @@ impl Ledger {
         pod: PodInNamespace<'_>,
         query: &PlacementRequest,
         nodes: &[impl AsRef<str>],
-    ) -> Vec<Answer> {
+    ) -> Vec<NodeAnswer> {
         let own = self.own_room(pod.uid);
         let mut answers = self.answers(query, nodes);
         for node_state in own.nodes() {
@@ -137,7 +137,7 @@ impl Ledger {
         uid: &PodUid,
         query: &PlacementRequest,
         nodes: &[impl AsRef<str>],
-        answers: &mut [Answer],
+        answers: &mut [NodeAnswer],
     ) {
         for node_state in self.own_room(uid).nodes() {
             let name = node_state.name().as_str();
@@ -151,7 +151,7 @@ impl Ledger {
     }
 
     /// The answer of one state of a node.
-    fn answer_in(&self, node_state: &NodeState, query: &PlacementRequest) -> Answer {
+    fn answer_in(&self, node_state: &NodeState, query: &PlacementRequest) -> NodeAnswer {
         let cluster = self.cluster(); // later than the copy: it knows all classes of it
         let compiled = query.compile(&cluster.classes);
         let place = evaluate(node_state, &compiled, query, &cluster)?;

@@ -29,7 +29,7 @@ use crate::model::rejection::Rejection;
 use crate::model::request::GpuRequest;
 use crate::scoring::cost::Cost;
 use crate::scoring::plan;
-use crate::scoring::plan::Place;
+use crate::scoring::plan::CostedPlacement;
 use crate::scoring::strategy::Strategy;
 use crate::waste::compiled_mix::CompiledMix;
 use crate::waste::scarcity::ScarcityPrices;
@@ -79,7 +79,7 @@ pub struct PromisedSpots<'a> {
 }
 
 /// The answer for one node: the cost of the best placement, or why there is none.
-pub type Answer = Result<Cost, Rejection>;
+pub type NodeAnswer = Result<Cost, Rejection>;
 
 /// A request with the kept answers of its shape.
 struct Evaluation<'a> {
@@ -94,7 +94,7 @@ struct Evaluation<'a> {
 impl Evaluation<'_> {
     /// The answer for a node.
     #[inline]
-    fn answer(&mut self, name: &str) -> Answer {
+    fn answer(&mut self, name: &str) -> NodeAnswer {
         self.node_table
             .position(name.as_bytes())
             .map_or(Err(Rejection::UnknownNode), |at| self.answer_at(at))
@@ -102,7 +102,7 @@ impl Evaluation<'_> {
 
     /// The answer for the node at a position.
     #[inline]
-    fn answer_at(&mut self, at: usize) -> Answer {
+    fn answer_at(&mut self, at: usize) -> NodeAnswer {
         self.kept_at(at).map(|local_cost| local_cost.cost(&self.prices))
     }
 
@@ -171,7 +171,7 @@ fn least<T: Ord>(mut all: impl Iterator<Item = T>, most: usize) -> Vec<T> {
 
 impl Ledger {
     /// The answer for each of `nodes`, in their order.
-    pub fn answers(&self, query: &PlacementRequest, nodes: &[impl AsRef<str>]) -> Vec<Answer> {
+    pub fn answers(&self, query: &PlacementRequest, nodes: &[impl AsRef<str>]) -> Vec<NodeAnswer> {
         self.evaluation(query, |evaluation| {
             nodes.iter().map(|name| evaluation.answer(name.as_ref())).collect()
         })
@@ -260,7 +260,7 @@ impl Ledger {
     pub(crate) fn look_at_answers(
         &self,
         query: &PlacementRequest,
-        mut look: impl FnMut(&NodeName, Answer),
+        mut look: impl FnMut(&NodeName, NodeAnswer),
     ) {
         self.evaluation(query, |evaluation| {
             let node_table = evaluation.node_table;
@@ -275,7 +275,7 @@ impl Ledger {
     }
 
     /// The answer for one node, computed without kept answers, to check these against.
-    pub fn fresh_answer(&self, query: &PlacementRequest, node: &str) -> Answer {
+    pub fn fresh_answer(&self, query: &PlacementRequest, node: &str) -> NodeAnswer {
         let at = self.position(node).ok_or(Rejection::UnknownNode)?;
         let cluster = self.cluster();
         let compiled = query.compile(&cluster.classes);
@@ -292,7 +292,7 @@ impl Ledger {
         query: &PlacementRequest,
         count: usize,
         make: impl Fn(usize, &mut DeviceClasses) -> Option<NodeState>,
-    ) -> Vec<Answer> {
+    ) -> Vec<NodeAnswer> {
         // A copy: the ledger does not wait for a client with made-up nodes.
         let (mut classes, mix, node_shapes) = {
             let cluster = self.cluster();
@@ -511,7 +511,7 @@ pub(crate) fn evaluate(
     compiled: &CompiledRequest,
     query: &PlacementRequest,
     cluster: &ClusterModel,
-) -> Result<Place, Rejection> {
+) -> Result<CostedPlacement, Rejection> {
     plan::evaluate(node_state, compiled, &query.strategy, &cluster.compiled, HoldRule::Respected)
 }
 

@@ -10,7 +10,7 @@ use crate::ledger::nodes::per_node::{Gauge, PerNode};
 use crate::ledger::nodes::state::Ledger;
 use crate::model::node_state::{AuditError, NodeReporting, NodeState};
 use crate::model::reservation::{PodRef, Reservation, ReservationState};
-use crate::scoring::fragmentation::{Packing, stranded_by_device};
+use crate::scoring::fragmentation::{PackingSums, stranded_by_device};
 use crate::scoring::guests::{self, BurstRoom};
 use crate::waste::compiled_mix::CompiledMix;
 use crate::waste::request_mix::Mix;
@@ -215,13 +215,13 @@ impl Ledger {
     }
 
     /// How full and how fragmented the cluster is, by the typical requests that it sees.
-    pub fn packing(&self) -> Packing {
+    pub fn packing(&self) -> PackingSums {
         self.packing_by(&mut self.gauge.lock())
     }
 
     /// The same by a gauge. Only nodes that changed since its last use are measured: O(changed
     /// nodes × typical requests × devices + nodes).
-    pub fn packing_by(&self, gauge: &mut Gauge) -> Packing {
+    pub fn packing_by(&self, gauge: &mut Gauge) -> PackingSums {
         let classes = {
             let cluster = self.cluster();
             let basis = match gauge.mix {
@@ -242,9 +242,11 @@ impl Ledger {
             cluster.classes.count()
         };
         let mix = &gauge.compiled;
-        gauge.nodes.refresh(&self.node_table(), classes, |node_state| Packing::of(node_state, mix));
+        gauge
+            .nodes
+            .refresh(&self.node_table(), classes, |node_state| PackingSums::of(node_state, mix));
         let nodes = gauge.nodes.all().flatten().copied();
-        nodes.fold(Packing::default(), Packing::and)
+        nodes.fold(PackingSums::default(), PackingSums::and)
     }
 
     /// The free share of each GPU that the requests of `mix` cannot use, in no order.

@@ -5,7 +5,7 @@
 //! nearly all they may have are looked at.
 
 use crate::ledger::nodes::state::{ClusterModel, Ledger};
-use crate::ledger::query::queries::{Answer, PlacementRequest};
+use crate::ledger::query::queries::{NodeAnswer, PlacementRequest};
 use crate::model::device_state::HoldRule;
 use crate::model::fit::CompiledRequest;
 use crate::model::node_state::NodeState;
@@ -32,7 +32,7 @@ impl Ledger {
         pod: PodInNamespace<'_>,
         query: &PlacementRequest,
         nodes: &[impl AsRef<str>],
-        answers: &mut [Answer],
+        answers: &mut [NodeAnswer],
     ) {
         if !self.is_near_limit(pod, query) {
             return;

@@ -10,7 +10,7 @@ use crate::ledger::query::queries::PlacementRequest;
 use crate::model::device_state::HoldRule;
 use crate::model::fit::CompiledRequest;
 use crate::model::node_state::NodeState;
-use crate::scoring::fragmentation::Packing;
+use crate::scoring::fragmentation::PackingSums;
 use crate::scoring::plan;
 use crate::usage::node_details::NodeDetails;
 use wire::ids::NodeName;
@@ -65,7 +65,7 @@ impl Ledger {
 
     /// How full and how fragmented each node is, by the typical requests, in no order. A vacant
     /// position counts as an empty node without a name.
-    pub fn packing_by_node(&self) -> Vec<(NodeName, Packing)> {
+    pub fn packing_by_node(&self) -> Vec<(NodeName, PackingSums)> {
         let mut gauge = self.gauge.lock();
         self.packing_by(&mut gauge);
         let node_table = self.node_table();

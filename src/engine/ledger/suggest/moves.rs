@@ -19,7 +19,7 @@ use crate::model::reservation::{
 };
 use crate::scoring::cost::Cost;
 use crate::scoring::plan;
-use crate::scoring::plan::Place;
+use crate::scoring::plan::CostedPlacement;
 use crate::scoring::strategy::Strategy;
 use wire::ids::{DeviceId, NodeName, PodUid};
 use wire::units::{Share, Timestamp};
@@ -201,7 +201,7 @@ impl<'a> Board<'a> {
         Some(plan::placement(self.node_state(at), &place))
     }
 
-    fn evaluate(&mut self, at: usize, query: &PlacementRequest) -> Option<(Place, Cost)> {
+    fn evaluate(&mut self, at: usize, query: &PlacementRequest) -> Option<(CostedPlacement, Cost)> {
         let ledger = self.ledger;
         let node_state = self.node_state(at);
         let cluster = ledger.cluster();

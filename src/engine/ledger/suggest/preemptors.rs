@@ -413,7 +413,7 @@ impl Preemptors {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::fixture::uid;
+    use crate::ledger::ledger_fixture::uid;
 
     #[test]
     fn plans_are_bounded_and_end() {

@@ -201,7 +201,7 @@ pub struct RequeueOrder {
     /// The groups by their first pod, each with the least that it takes of a device.
     heads: BTreeMap<Order, (Demand, Group)>,
     /// Requests compiled for `classes` device classes.
-    share_query: BTreeMap<Arc<PlacementRequest>, CompiledRequest>,
+    share_request: BTreeMap<Arc<PlacementRequest>, CompiledRequest>,
     classes: usize,
 }
 
@@ -266,7 +266,7 @@ impl RequeueOrder {
                 self.heads.insert(now, (least_of(&group.query), group));
             }
             None => {
-                self.share_query.remove(&group.query);
+                self.share_request.remove(&group.query);
             }
         }
     }
@@ -275,7 +275,7 @@ impl RequeueOrder {
     /// with the number of groups that were tried.
     pub fn first(&mut self, room: &FreeRoom, tried: &BTreeSet<PodUid>) -> (Option<PodUid>, usize) {
         if self.classes != room.classes.count() {
-            self.share_query.clear();
+            self.share_request.clear();
             self.classes = room.classes.count();
         }
         let (mut first, mut looks): (Option<&Order>, usize) = (None, 0);
@@ -287,7 +287,7 @@ impl RequeueOrder {
             let is_small = least.memory <= room.most.memory && least.share <= room.most.share;
             let may_be_named =
                 || group.named.as_ref().is_none_or(|named| named.may_have(room.arrival));
-            if !is_small || !may_be_named() || !fits(&mut self.share_query, room, &group.query) {
+            if !is_small || !may_be_named() || !fits(&mut self.share_request, room, &group.query) {
                 continue;
             }
             let untried = self.groups[group].iter().find(|(.., uid)| !tried.contains(uid));
@@ -299,18 +299,18 @@ impl RequeueOrder {
 
 /// Whether the request fits on the node; keeps the compiled request.
 fn fits(
-    share_query: &mut BTreeMap<Arc<PlacementRequest>, CompiledRequest>,
+    share_request: &mut BTreeMap<Arc<PlacementRequest>, CompiledRequest>,
     room: &FreeRoom,
     query: &Arc<PlacementRequest>,
 ) -> bool {
     let fits = |compiled: &CompiledRequest| plan::fits(&room.node, compiled, HoldRule::Respected);
-    if let Some(compiled) = share_query.get(query) {
+    if let Some(compiled) = share_request.get(query) {
         return fits(compiled);
     }
     let compiled = query.compile(&room.classes);
     let fits = fits(&compiled);
-    if share_query.len() < KEPT_REQUESTS {
-        share_query.insert(Arc::clone(query), compiled);
+    if share_request.len() < KEPT_REQUESTS {
+        share_request.insert(Arc::clone(query), compiled);
     }
     fits
 }
@@ -323,7 +323,7 @@ mod tests {
     use rand_chacha::ChaCha8Rng;
 
     use super::*;
-    use crate::ledger::fixture::{bound, hello, ledger, see_node, share_query, uid};
+    use crate::ledger::ledger_fixture::{bound, hello, ledger, see_node, share_request, uid};
     use wire::units::Timestamp;
 
     #[test]
@@ -342,7 +342,7 @@ mod tests {
             let uid = uid(&format!("{}", chance.random_range(0..40)));
             let candidate = chance.random_bool(0.7).then(|| Candidate {
                 order: (Reverse(chance.random_range(0..3)), chance.random_range(0..9), uid.clone()),
-                query: share_query(100_000 * chance.random_range(1..=10)),
+                query: share_request(100_000 * chance.random_range(1..=10)),
                 named: sets.get(chance.random_range(0..5)).cloned(),
             });
             order.set(&uid, candidate.clone());
@@ -364,20 +364,20 @@ mod tests {
         }
         pods.keys().for_each(|uid| order.set(uid, None));
         assert!(order.is_empty() && order.groups.is_empty() && order.heads.is_empty());
-        assert!(order.share_query.is_empty(), "deleted pods leave no state");
+        assert!(order.share_request.is_empty(), "deleted pods leave no state");
     }
 
     #[test]
     fn large_searches_do_not_evict_cached_filter_answers() {
         let ledger = ledger("A");
-        let kept = share_query(300_000);
+        let kept = share_request(300_000);
         ledger.answers(&kept, &["n"]);
         let tables = ledger.shapes.count();
         let mut order = RequeueOrder::default();
         for age in 0..3_000 {
             let uid = uid(&format!("{age}"));
             // The first 2,999 are too large, the more so the older they are.
-            let query = share_query(if age < 2_999 { 2_000_000 - age } else { 1_000_000 });
+            let query = share_request(if age < 2_999 { 2_000_000 - age } else { 1_000_000 });
             let age = i64::try_from(age).unwrap();
             let candidate = Candidate { order: (Reverse(0), age, uid.clone()), query, named: None };
             order.set(&uid, Some(candidate));
@@ -385,7 +385,7 @@ mod tests {
         let room = ledger.free_room("n").unwrap();
         let (first, looks) = order.first(&room, &BTreeSet::new());
         assert_eq!((first, looks), (Some(uid("2999")), 3_000));
-        assert_eq!(order.share_query.len(), 1, "a request larger than all room is not compiled");
+        assert_eq!(order.share_request.len(), 1, "a request larger than all room is not compiled");
         assert_eq!(ledger.shapes.count(), tables);
     }
 

@@ -315,7 +315,7 @@ fn would_serve(node: &NodeState, compiled: &CompiledRequest, health: Health) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::fixture::{hello, say, settings, share_query};
+    use crate::ledger::ledger_fixture::{hello, say, settings, share_request};
     use wire::ids::PoolName;
     use wire::units::HostAmount;
 
@@ -328,8 +328,11 @@ mod tests {
         ledger.see_node(&NodeName::new("n"), host(node), PoolName::new(""));
         say(&ledger, &hello("x", 1, "A")).expect("a hello is accepted");
         let named = host((1000, 1000));
-        let query =
-            PlacementRequest { host: named, host_rule: HostRule::Checked, ..share_query(100_000) };
+        let query = PlacementRequest {
+            host: named,
+            host_rule: HostRule::Checked,
+            ..share_request(100_000)
+        };
         let found = ledger.suggestions(&query, &OwnRoom::default()).into_iter();
         let amount = found.filter_map(|suggestion| match suggestion.change {
             Change::Request(Lever::Cpu, changed) => Some(changed.host.cpu.milli()),

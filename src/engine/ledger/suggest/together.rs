@@ -141,7 +141,7 @@ fn size(query: &PlacementRequest) -> (u32, Share) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::fixture::{bound, hello, ledger, pod, see_node, share_query};
+    use crate::ledger::ledger_fixture::{bound, hello, ledger, pod, see_node, share_request};
     use crate::ledger::suggest::waiting::WaitingPod;
     use wire::units::Timestamp;
 
@@ -150,7 +150,7 @@ mod tests {
             pod: pod(name),
             namespace: "team".to_owned(),
             name: name.to_owned(),
-            query: share_query(millionths),
+            query: share_request(millionths),
             priority: 0,
             may_preempt: true,
             created_unix_seconds: 0,

@@ -1,10 +1,10 @@
 use super::*;
-use crate::scoring::fixture;
-use crate::scoring::fragmentation::Packing;
+use crate::scoring::fragmentation::PackingSums;
+use crate::scoring::node_fixture;
 
-fn figures(node: &str, mix: &str) -> Vec<(ModelName, Figures)> {
-    let (node, classes) = fixture::node(node);
-    Figures::of(&node, &fixture::compiled(mix, &node, &classes))
+fn figures(node: &str, mix: &str) -> Vec<(ModelName, DeviceFigures)> {
+    let (node, classes) = node_fixture::node(node);
+    DeviceFigures::of(&node, &node_fixture::compiled(mix, &node, &classes))
 }
 
 #[test]
@@ -30,10 +30,10 @@ fn ratios_are_those_of_the_whole_node() {
     let mix = "4 fraction=0.3; 3 fraction=0.5; 2 whole; 1 cpu=1000";
     for text in ["A:500/1000 B:200/1000", "A:1000/1000 B:0/1000 C:700/1000,0.1", "A:5/1000@T4", ""]
     {
-        let mut sum = Figures::default();
+        let mut sum = DeviceFigures::default();
         figures(text, mix).iter().for_each(|(_, figures)| sum.add(figures));
-        let (node, classes) = fixture::node(text);
-        let packing = Packing::of(&node, &fixture::compiled(mix, &node, &classes));
+        let (node, classes) = node_fixture::node(text);
+        let packing = PackingSums::of(&node, &node_fixture::compiled(mix, &node, &classes));
         let (occupied, fullness) = sum.occupied;
         let efficiency = fullness.checked_div(occupied).unwrap_or(0);
         assert_eq!(efficiency, packing.efficiency().millionths(), "{text}");
@@ -75,7 +75,7 @@ fn requests_have_the_name_of_the_smallest_size_that_holds_them() {
         ("mig=1g.5gb", "mig"),
         ("slot", "slot"),
     ] {
-        assert_eq!(Size::of(&fixture::request(request).0.unwrap()), name, "{request}");
+        assert_eq!(Size::of(&node_fixture::request(request).0.unwrap()), name, "{request}");
     }
     let names = SIZES.iter().map(|size| size.name).chain(OTHER_SIZES);
     assert_eq!(names.collect::<std::collections::BTreeSet<_>>().len(), 20, "no name twice");

@@ -10,10 +10,10 @@ use crate::hardware::pool::{InstanceUse, PoolRule, Replicas};
 use crate::model::device_state::HoldRule;
 use crate::model::policy::Policy;
 use crate::model::request::{Amount, GpuRequest, Isolation, Limit, Movable};
-use crate::model::reservation::{Guest, Move, PlacedDevice, Tenure};
+use crate::model::reservation::{Guest, MoveHome, PlacedDevice, Tenure};
 use crate::scoring::cost::Cost;
-use crate::scoring::fixture::{self, node_of, tenant};
 use crate::scoring::lent_memory::ordered_limits;
+use crate::scoring::node_fixture::{self, node_of, tenant};
 use crate::scoring::plan;
 use crate::scoring::strategy::Strategy;
 use crate::waste::scarcity::ScarcityPrices;
@@ -210,8 +210,8 @@ fn a_guest_takes_no_memory_that_others_use() {
 
 /// The devices that a request gets on a node, and the costs of that by policy.
 fn place(node: &NodeState, classes: &DeviceClasses, request: &str) -> (String, Vec<Cost>) {
-    let compiled = fixture::compiled_request(request, classes);
-    let mix = fixture::compiled("1 fraction=0.5; 1 whole", node, classes);
+    let compiled = node_fixture::compiled_request(request, classes);
+    let mix = node_fixture::compiled("1 fraction=0.5; 1 whole", node, classes);
     let places = [Policy::BinPack, Policy::Fragmentation].map(|policy| {
         let strategy = Strategy::Policy(policy);
         plan::evaluate(node, &compiled, &strategy, &mix, HoldRule::Respected).unwrap()
@@ -516,7 +516,8 @@ fn what_a_list_shows_of_a_pod_counts_as_its_own_once_it_is_known() {
 
 #[test]
 fn a_guest_waits_for_the_memory_of_those_that_leave_its_home_and_they_not_for_it() {
-    let leaving = |written: bool| written.then(|| Move { container: "c".into(), cpu_milli: 10 });
+    let leaving =
+        |written: bool| written.then(|| MoveHome { container: "c".into(), cpu_milli: 10 });
     for (other, is_written, waits) in
         [("a", false, true), ("a", true, true), ("z", false, false), ("z", true, true)]
     {
@@ -596,7 +597,7 @@ fn a_guest_that_cannot_be_restarted_counts_in_both_places_until_it_can() {
     node.lend(&uid, DeviceId::new("B").unwrap());
     node.goes_on(&uid);
     assert_eq!(node.reservation(&uid).unwrap().departure, Departure::Stays);
-    node.write_move(&uid, Some(Move { container: "c".into(), cpu_milli: 10 }));
+    node.write_move(&uid, Some(MoveHome { container: "c".into(), cpu_milli: 10 }));
     assert!(may_settle(&node, &uid));
     node.settle_guest(&uid);
     let allocated = |node: &NodeState| -> Vec<u64> {

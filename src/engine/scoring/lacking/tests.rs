@@ -1,7 +1,7 @@
 use super::*;
 use crate::hardware::device_class::DeviceClasses;
 use crate::ledger::change::facts::PodFact;
-use crate::ledger::fixture::{bound, ledger, node};
+use crate::ledger::ledger_fixture::{bound, ledger, node};
 use crate::model::fit::HostRule;
 use crate::model::request::{Amount, GpuRequest};
 use crate::model::reservation::{Reservation, Tenure};

@@ -14,9 +14,9 @@ use crate::model::node_state::InstanceOrders;
 use crate::model::policy::Policy;
 use crate::model::reservation::{PlacedDevice, Reservation, ReservationState};
 use crate::scoring::cost::Ties;
-use crate::scoring::fixture;
-use crate::scoring::fixture::{compiled, compiled_request, mix, tenant};
 use crate::scoring::lacking::{lacking, lacks_there};
+use crate::scoring::node_fixture;
+use crate::scoring::node_fixture::{compiled, compiled_request, mix, tenant};
 use wire::device::{Device, DeviceDetails, DeviceIndex, DeviceKind, Health, MakeableProfile, Slot};
 use wire::ids::{DeviceId, MigProfile, ModelName, NodeName, PoolName};
 use wire::seen::DeviceUse;
@@ -125,7 +125,7 @@ impl Bed {
     }
 
     /// The best place for a request.
-    fn find(&self, request: &str) -> Result<Place, Rejection> {
+    fn find(&self, request: &str) -> Result<CostedPlacement, Rejection> {
         let compiled_request = compiled_request(request, &self.classes);
         let mix = compiled("1 whole", &self.node, &self.classes);
         let strategy = Strategy::Policy(Policy::BinPack);
@@ -136,7 +136,7 @@ impl Bed {
     fn place(&mut self, pod: &str, request: &str) -> Result<String, Rejection> {
         let placement = placement(&self.node, &self.find(request)?);
         assert!(still_fits(&self.node, &compiled_request(request, &self.classes), &placement));
-        let request = fixture::request(request).0.map(Into::into);
+        let request = node_fixture::request(request).0.map(Into::into);
         self.node.allocate(Reservation { placement, request, ..tenant(pod, Vec::new()) });
         assert_eq!(self.node.audit(), Ok(()));
         Ok(self.of(pod))
@@ -150,8 +150,8 @@ impl Bed {
     }
 
     /// The best place for a request under a policy, with shared GPUs on another node or without any.
-    fn find_by(&mut self, policy: Policy, has_shared: bool, request: &str) -> Place {
-        let shared = fixture::node_of("a:24576/24576", &mut self.classes);
+    fn find_by(&mut self, policy: Policy, has_shared: bool, request: &str) -> CostedPlacement {
+        let shared = node_fixture::node_of("a:24576/24576", &mut self.classes);
         let mix = compiled("1 whole", if has_shared { &shared } else { &self.node }, &self.classes);
         let request = compiled_request(request, &self.classes);
         evaluate(&self.node, &request, &Strategy::Policy(policy), &mix, HoldRule::Respected)
@@ -515,7 +515,7 @@ fn kept_units_are_given_to_no_other_pod_and_its_own_when_all_are_free() {
     bed.node.remove(&PodUid::new("a"));
     let mut own = bed.node.clone();
     own.stand_down(&waiting);
-    assert!(super::fits(&own, &request, HoldRule::Respected));
+    assert!(fits(&own, &request, HoldRule::Respected));
     bed.node.stand_down(&waiting);
     assert_eq!(bed.place("waiting", "mig=2g.12gb").unwrap(), "GPU-a/0/2g-12gb");
 }
@@ -663,7 +663,7 @@ fn an_instance_is_made_where_it_wastes_least() {
             bed.node.divided(HoldRule::Ignored).map(|(_, gpu)| gpu).collect();
         assert_eq!(gpus.len(), 2);
         let requests = mix("1 mig=2g.12gb");
-        let shared = fixture::node_of("a:24576/24576", &mut bed.classes);
+        let shared = node_fixture::node_of("a:24576/24576", &mut bed.classes);
         let mix = compiled("1 whole", if has_shared { &shared } else { &bed.node }, &bed.classes);
         let mix = mix.clone().with_divided(&requests, &gpus, &mix);
         let request = compiled_request("mig=1g.6gb", &bed.classes);
@@ -704,7 +704,7 @@ fn of_equal_places_that_with_the_fewest_free_units_on_its_gpu_is_taken() {
     }
 }
 
-fn ties_of(place: &Place) -> Ties {
+fn ties_of(place: &CostedPlacement) -> Ties {
     match place.local_cost {
         LocalCost::WasteChange(_, _, ties) => ties,
         LocalCost::Ranked(cost) => cost.ties(),

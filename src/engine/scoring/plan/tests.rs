@@ -5,13 +5,13 @@ use expect_test::{Expect, expect};
 use super::*;
 use crate::model::device_state::Hold;
 use crate::model::policy::Policy;
-use crate::scoring::fixture;
+use crate::scoring::node_fixture;
 use wire::units::{HostAmount, MemMib, MilliCpu, Timestamp};
 
 fn answer(node_text: &str, request_text: &str, policy: Policy, mix_text: &str) -> String {
-    let (node, classes) = fixture::node(node_text);
-    let compiled = fixture::compiled_request(request_text, &classes);
-    let mix = fixture::compiled(mix_text, &node, &classes);
+    let (node, classes) = node_fixture::node(node_text);
+    let compiled = node_fixture::compiled_request(request_text, &classes);
+    let mix = node_fixture::compiled(mix_text, &node, &classes);
     let found = evaluate(&node, &compiled, &Strategy::Policy(policy), &mix, HoldRule::Respected);
     match found {
         Err(rejection) => format!("{rejection:?}"),
@@ -139,9 +139,9 @@ fn fragmentation_preserves_room_for_typical_requests() {
 
 #[test]
 fn held_room_is_free_only_for_the_bind_of_its_pod() {
-    let (mut node, classes) = fixture::node("A:1000/1000");
-    let compiled = fixture::compiled_request("fraction=0.6 cpu=9000", &classes);
-    let mix = fixture::compiled("", &node, &classes);
+    let (mut node, classes) = node_fixture::node("A:1000/1000");
+    let compiled = node_fixture::compiled_request("fraction=0.6 cpu=9000", &classes);
+    let mix = node_fixture::compiled("", &node, &classes);
     let strategy = &Strategy::Policy(Policy::BinPack);
     let place = evaluate(&node, &compiled, strategy, &mix, HoldRule::Respected).unwrap();
     let hold = Hold {
@@ -153,7 +153,7 @@ fn held_room_is_free_only_for_the_bind_of_its_pod() {
     node.hold(PodUid::new("other"), hold.clone());
     let refused = evaluate(&node, &compiled, strategy, &mix, HoldRule::Respected);
     assert!(matches!(refused, Err(Rejection::Memory { .. })), "{refused:?}");
-    let cpu_only = fixture::compiled_request("cpu=9000", &classes);
+    let cpu_only = node_fixture::compiled_request("cpu=9000", &classes);
     let refused = evaluate(&node, &cpu_only, strategy, &mix, HoldRule::Respected);
     assert!(matches!(refused, Err(Rejection::Cpu { .. })), "{refused:?}");
     for compiled in [&compiled, &cpu_only] {
@@ -164,9 +164,9 @@ fn held_room_is_free_only_for_the_bind_of_its_pod() {
 
 #[test]
 fn an_untrusted_node_gets_no_gpu_pod() {
-    let (mut node, classes) = fixture::node("A:1000/1000");
-    let mix = fixture::compiled("", &node, &classes);
-    let compiled = fixture::compiled_request("fraction=0.5", &classes);
+    let (mut node, classes) = node_fixture::node("A:1000/1000");
+    let mix = node_fixture::compiled("", &node, &classes);
+    let compiled = node_fixture::compiled_request("fraction=0.5", &classes);
     let strategy = &Strategy::Policy(Policy::BinPack);
     let found =
         |node: &NodeState| evaluate(node, &compiled, strategy, &mix, HoldRule::Ignored).map(|_| ());
@@ -182,10 +182,10 @@ fn an_untrusted_node_gets_no_gpu_pod() {
 /// Devices and isolation that a pod gets in a pool with this rule, the same under every policy.
 #[expect(clippy::needless_pass_by_value, reason = "an expectation is written at the call")]
 fn check_pool(rule: &str, node_text: &str, request_text: &str, expected: Expect) {
-    let (mut node, mut classes) = fixture::node(node_text);
-    node.share_by(fixture::rule(rule), &mut classes);
-    let compiled = fixture::compiled_request(request_text, &classes);
-    let mix = fixture::compiled("1 fraction=0.5; 1 slot", &node, &classes);
+    let (mut node, mut classes) = node_fixture::node(node_text);
+    node.share_by(node_fixture::rule(rule), &mut classes);
+    let compiled = node_fixture::compiled_request(request_text, &classes);
+    let mix = node_fixture::compiled("1 fraction=0.5; 1 slot", &node, &classes);
     for policy in Policy::ALL {
         let found =
             evaluate(&node, &compiled, &Strategy::Policy(policy), &mix, HoldRule::Respected);
@@ -314,14 +314,14 @@ fn memory_isolation_requires_enforcement_and_limited_neighbors() {
 
 /// A node whose GPU `A` has one tenant with memory isolation by MPS.
 fn with_protected_tenant() -> (NodeState, crate::hardware::device_class::DeviceClasses) {
-    let (mut node, mut classes) = fixture::node("A:1000/1000");
-    node.share_by(fixture::rule("mps"), &mut classes);
-    let (request, _) = fixture::request("fraction=0.25 isolation=memory");
-    let compiled = fixture::compiled_request("fraction=0.25 isolation=memory", &classes);
-    let mix = fixture::compiled("", &node, &classes);
+    let (mut node, mut classes) = node_fixture::node("A:1000/1000");
+    node.share_by(node_fixture::rule("mps"), &mut classes);
+    let (request, _) = node_fixture::request("fraction=0.25 isolation=memory");
+    let compiled = node_fixture::compiled_request("fraction=0.25 isolation=memory", &classes);
+    let mix = node_fixture::compiled("", &node, &classes);
     let place =
         evaluate(&node, &compiled, &Strategy::Policy(Policy::BinPack), &mix, HoldRule::Respected);
-    let mut tenant = fixture::tenant("guarded", Vec::new());
+    let mut tenant = node_fixture::tenant("guarded", Vec::new());
     tenant.placement = placement(&node, &place.unwrap());
     tenant.request = request.map(Into::into);
     node.allocate(tenant);
@@ -333,7 +333,7 @@ fn no_unisolated_pod_joins_a_tenant_that_requires_isolation() {
     use crate::model::device_state::Verification;
     use wire::ids::DeviceId;
     let answer = |node: &NodeState, classes: &_, request_text: &str| {
-        let compiled = fixture::compiled_request(request_text, classes);
+        let compiled = node_fixture::compiled_request(request_text, classes);
         fit(&compiled, &node.rooms(HoldRule::Respected)[0]).err()
     };
     let (mut node, mut classes) = with_protected_tenant();
@@ -349,7 +349,7 @@ fn no_unisolated_pod_joins_a_tenant_that_requires_isolation() {
     node.set_verification(&id, Verification::Verified);
     assert_eq!(answer(&node, &classes, guarded), None);
     // the operator configures no enforcement
-    node.share_by(fixture::rule(""), &mut classes);
+    node.share_by(node_fixture::rule(""), &mut classes);
     assert_eq!(answer(&node, &classes, "fraction=0.25"), Some(Rejection::IsolatedTenant));
     assert_eq!(answer(&node, &classes, guarded), Some(Rejection::NoIsolation));
     node.remove(&PodUid::new("guarded"));
@@ -366,7 +366,7 @@ fn use_without_a_reservation_has_no_limit() {
         used: Some(MemMib::new(used)),
         ..DeviceUse::idle(DeviceId::new("A").unwrap())
     };
-    let compiled = fixture::compiled_request("fraction=0.25 isolation=memory", &classes);
+    let compiled = node_fixture::compiled_request("fraction=0.25 isolation=memory", &classes);
     for (used, expected) in [(10, Some(Rejection::UnisolatedTenant)), (0, None)] {
         node.observe(&[seen(used)], Timestamp::START);
         assert_eq!(fit(&compiled, &node.rooms(HoldRule::Respected)[0]).err(), expected, "{used}");

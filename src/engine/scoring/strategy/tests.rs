@@ -8,14 +8,14 @@ use wire::units::Share;
 
 use super::*;
 use crate::model::device_state::HoldRule;
-use crate::scoring::plan::Place;
-use crate::scoring::{fixture, plan};
+use crate::scoring::plan::CostedPlacement;
+use crate::scoring::{node_fixture, plan};
 use crate::waste::scarcity::ScarcityPrices;
 
-fn place(node: &str, request: &str, policy: Policy, mix: &str) -> Place {
-    let (node, classes) = fixture::node(node);
-    let compiled = fixture::compiled_request(request, &classes);
-    let mix = fixture::compiled(mix, &node, &classes);
+fn place(node: &str, request: &str, policy: Policy, mix: &str) -> CostedPlacement {
+    let (node, classes) = node_fixture::node(node);
+    let compiled = node_fixture::compiled_request(request, &classes);
+    let mix = node_fixture::compiled(mix, &node, &classes);
     plan::evaluate(&node, &compiled, &Strategy::Policy(policy), &mix, HoldRule::Respected).unwrap()
 }
 

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::model::reservation::PlacedDevice;
-use crate::scoring::fixture::{compiled_request, node, tenant};
+use crate::scoring::node_fixture::{compiled_request, node, tenant};
 use wire::ids::DeviceId;
 
 /// A tenant of the test: devices, millionths of each, priority.

@@ -4,7 +4,7 @@ use super::*;
 use crate::hardware::pool::{Borrow, PoolRule, PoolRules};
 use crate::hardware::spots::Spot;
 use crate::ledger::change::facts::PodFact;
-use crate::ledger::fixture::{bound, ledger, seconds, uid, uses};
+use crate::ledger::ledger_fixture::{bound, ledger, seconds, uid, uses};
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::usage::advice::{Bursts, PoolAdvice, by_pool};
 use crate::model::isolation::{DriverLimits, Rules};

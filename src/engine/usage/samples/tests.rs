@@ -1,7 +1,7 @@
 use super::*;
 use crate::hardware::pool::{PoolRule, PoolRules};
 use crate::ledger::change::facts::PodFact;
-use crate::ledger::fixture::{bound, hello, ledger, report, say, seconds, uid};
+use crate::ledger::ledger_fixture::{bound, hello, ledger, report, say, seconds, uid};
 use crate::ledger::nodes::state::Ledger;
 use crate::model::isolation::DriverLimits;
 use crate::model::request::{Limit, Movable};
@@ -26,7 +26,7 @@ fn note_at(ledger: &Ledger, node: &str, uses: &[DeviceUse], now: Timestamp) -> V
 
 /// A report of one device with these processes; `?` is an amount that the driver cannot say.
 fn list(device: &str, processes: &str) -> Vec<DeviceUse> {
-    let mut uses = crate::ledger::fixture::uses(device, &[]);
+    let mut uses = crate::ledger::ledger_fixture::uses(device, &[]);
     let process = |text: &str| {
         let (pod, mib) = text.split_once('=').unwrap();
         let pod = (pod != "host").then(|| uid(pod));

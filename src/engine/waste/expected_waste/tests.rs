@@ -3,13 +3,13 @@
 use super::*;
 use crate::model::device_state::HoldRule;
 use crate::scoring::context::{KeptNodeWaste, ScoringContext, Taken};
-use crate::scoring::{fixture, node_waste};
+use crate::scoring::{node_fixture, node_waste};
 use crate::waste::compiled_mix::CompiledMix;
 use crate::waste::scarcity::WasteChange;
 
 fn expected_waste(node: &str, mix: &str) -> ExpectedWaste {
-    let (node, classes) = fixture::node(node);
-    fixture::compiled(mix, &node, &classes).expected_waste.expect("the mix requests GPUs")
+    let (node, classes) = node_fixture::node(node);
+    node_fixture::compiled(mix, &node, &classes).expected_waste.expect("the mix requests GPUs")
 }
 
 fn close(found: f64, expected: f64) {
@@ -39,13 +39,13 @@ fn share_unusable_for_lack_of_cpu_is_the_mean_over_requests() {
 
 #[test]
 fn nothing_is_expected_before_the_first_request_for_a_gpu() {
-    let (node, classes) = fixture::node("A:1000/1000");
+    let (node, classes) = node_fixture::node("A:1000/1000");
     for mix in ["", "3 cpu=1000", "1 mig=1g.5gb"] {
-        assert!(fixture::compiled(mix, &node, &classes).expected_waste.is_none(), "{mix}");
+        assert!(node_fixture::compiled(mix, &node, &classes).expected_waste.is_none(), "{mix}");
     }
-    let (mig, classes) = fixture::node("A=1g.5gb:500/500");
+    let (mig, classes) = node_fixture::node("A=1g.5gb:500/500");
     assert!(
-        fixture::compiled("1 whole", &mig, &classes).expected_waste.is_none(),
+        node_fixture::compiled("1 whole", &mig, &classes).expected_waste.is_none(),
         "nothing to share"
     );
 }
@@ -57,11 +57,11 @@ fn taken(node: &str, mix: &str, request: &str) -> usize {
 
 /// The same with the change of the expected waste.
 fn chosen(node: &str, mix: &str, request: &str, weights: &WasteWeights) -> (WasteChange, usize) {
-    let (node, classes) = fixture::node(node);
+    let (node, classes) = node_fixture::node(node);
     let mut node_shapes = NodeShapes::default();
     node_shapes.count(&node);
-    let mix = CompiledMix::weighted(weights, &fixture::mix(mix), &classes, &node_shapes);
-    let compiled = fixture::compiled_request(request, &classes);
+    let mix = CompiledMix::weighted(weights, &node_fixture::mix(mix), &classes, &node_shapes);
+    let compiled = node_fixture::compiled_request(request, &classes);
     let rooms = node.rooms(HoldRule::Respected);
     let fits: Vec<Taken> = (0..)
         .zip(rooms)
@@ -141,9 +141,9 @@ fn scarce_cpu_leaves_small_unusable_pieces() {
 
 #[test]
 fn pods_without_gpu_leave_unusable_room() {
-    let (node, classes) = fixture::node("A:1000/1000");
+    let (node, classes) = node_fixture::node("A:1000/1000");
     let expected_waste =
-        fixture::compiled("1 whole; 1 cpu=4000", &node, &classes).expected_waste.unwrap();
+        node_fixture::compiled("1 whole; 1 cpu=4000", &node, &classes).expected_waste.unwrap();
     for (half_cores, rest) in [(0, 0.0), (3, 1500.0), (8, 0.0), (11, 1500.0)] {
         close(expected_waste.pressure.rest[half_cores], rest);
     }

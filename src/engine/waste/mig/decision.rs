@@ -19,8 +19,8 @@
 use crate::hardware::layouts::{LayoutId, Start};
 use crate::waste::mig::class::{MigClass, MigClassId};
 use crate::waste::mig::mask_waste::whole;
+use crate::waste::mig::mig_supply::MigSupply;
 use crate::waste::mig::mix::{MigMix, Typical};
-use crate::waste::mig::supply::MigSupply;
 use crate::waste::mig::types::MigType;
 use crate::waste::numbers::float;
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::model::node_state::NodeState;
-use crate::scoring::fixture;
+use crate::scoring::node_fixture;
 use crate::waste::compiled_mix::CompiledMix;
 use crate::waste::supply::NodeSupply;
 
@@ -12,7 +12,7 @@ fn cluster(nodes: &[&str]) -> (Vec<NodeState>, DeviceClasses, NodeShapes, Supply
     let (mut node_shapes, mut supply) = (NodeShapes::default(), Supply::default());
     let mut made = Vec::new();
     for text in nodes {
-        let node = fixture::node_of(text, &mut classes);
+        let node = node_fixture::node_of(text, &mut classes);
         node_shapes.count(&node);
         supply.replace(&NodeSupply::default(), &NodeSupply::of(&node));
         made.push(node);
@@ -22,7 +22,7 @@ fn cluster(nodes: &[&str]) -> (Vec<NodeState>, DeviceClasses, NodeShapes, Supply
 
 fn prices(nodes: &[&str], mix: &str, has_gpu: bool) -> ScarcityPrices {
     let (_, classes, node_shapes, supply) = cluster(nodes);
-    CompiledMix::of(&fixture::mix(mix), &classes, &node_shapes).prices(&supply, has_gpu)
+    CompiledMix::of(&node_fixture::mix(mix), &classes, &node_shapes).prices(&supply, has_gpu)
 }
 
 const PAIR: &str = "A:1000/1000 B:1000/1000";

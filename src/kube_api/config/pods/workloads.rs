@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer};
 use crate::config::values::{number, parsed};
 use engine::model::policy::Policy;
 use engine::model::request::Isolation;
-use engine::model::workload::{Access, AccessRules, Protection, Workload, Workloads};
+use engine::model::workload::{Access, AccessRules, Protection, WorkloadClass, Workloads};
 use wire::device::PoolFilter;
 use wire::ids::PoolName;
 
@@ -56,7 +56,7 @@ impl WorkloadKeys {
 
 /// The classes of these keys.
 pub(crate) fn workloads(keys: &BTreeMap<String, WorkloadKeys>) -> Workloads {
-    Workloads::new(keys.iter().map(|(name, keys)| Workload {
+    Workloads::new(keys.iter().map(|(name, keys)| WorkloadClass {
         name: name.clone(),
         priority_class: keys.class(name),
         protection: match keys.preemptible {
@@ -216,7 +216,7 @@ access:
     fn every_key_is_read() {
         let rules = Config::from_yaml(TEXT).unwrap().request_rules();
         let class = |name: &str| rules.workloads.named(name).unwrap().clone();
-        let notebook = Workload {
+        let notebook = WorkloadClass {
             name: "notebook".to_owned(),
             priority_class: "interactive".to_owned(),
             protection: Some(Protection::Seconds(3_600)),

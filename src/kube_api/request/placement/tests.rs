@@ -51,7 +51,7 @@ fn a_guest_is_written_where_it_runs_and_read_back_at_home() {
         r#"{"v":1,"devices":[{"id":"GPU-b","mib":40660,"share":500000}],"isolation":"none","home":["GPU-a"]}"#
     );
     assert_eq!(decode(&keys, &node()).unwrap(), Some(away));
-    let leaving = Some(Move { container: "containerd://c1".into(), cpu_milli: 10 });
+    let leaving = Some(MoveHome { container: "containerd://c1".into(), cpu_milli: 10 });
     let moved = Placement { guest: Some(Guest { leaving, ..guest }), ..placement(half) };
     let keys = encode(&moved).unwrap();
     assert_eq!(keys[UUIDS], "GPU-a");
@@ -191,7 +191,7 @@ prop_compose! {
             Demand { memory: MemMib::new(mib), share: Share::from_millionths(share) }
         };
         let leaving =
-            |(container, cpu_milli): (String, u64)| Move { container: container.into(), cpu_milli };
+            |(container, cpu_milli): (String, u64)| MoveHome { container: container.into(), cpu_milli };
         let is_one = amounts.len() == 1;
         let guest = moved.filter(|_| is_one);
         let spot = |at: usize| Spot {
@@ -283,7 +283,7 @@ fn a_pod_that_moves_to_another_mig_instance_has_both() {
     let guest = moving.guest.as_mut().unwrap();
     guest.on = there.id().unwrap();
     assert_eq!(encode(&moving), Err(PlacementError::NotMade));
-    let leaving = Move { container: "c1".into(), cpu_milli: 1 };
+    let leaving = MoveHome { container: "c1".into(), cpu_milli: 1 };
     moving.guest.as_mut().unwrap().leaving = Some(leaving);
     assert_eq!(decode(&encode(&moving).unwrap(), &node()).unwrap(), Some(moving.clone()));
     moving.devices[0].id = spot("GPU-a", 0).id().unwrap();

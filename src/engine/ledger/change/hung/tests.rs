@@ -1,6 +1,6 @@
 use super::*;
 use crate::ledger::change::facts::PodFact;
-use crate::ledger::fixture::{bound, ledger, report, say, uid, uses};
+use crate::ledger::ledger_fixture::{bound, ledger, report, say, uid, uses};
 use crate::model::reservation::Tenure;
 
 /// What is noted as hung this much later: the time on the wall clock begins at 1,000 s.

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::ledger::fixture::{
+use crate::ledger::ledger_fixture::{
     bound, free, hello, inventory, ledger, node, report, say, seconds, see_node, settings,
-    share_query, uid, uses,
+    share_request, uid, uses,
 };
 use crate::model::policy::Policy;
 use crate::model::rejection::Rejection;
@@ -156,7 +156,7 @@ fn a_node_named_only_by_a_pod_gets_no_pod() {
     let ledger = ledger("A");
     ledger.see_pod(&bound("p", "ghost", "G", 500_000), seconds(0));
     ledger.report("ghost", &hello("g", 1, "G"), seconds(0)).unwrap();
-    let query = share_query(1000);
+    let query = share_request(1000);
     assert_eq!(ledger.answers(&query, &["ghost"]), [Err(Rejection::NodeGone)]);
     see_node(&ledger, "ghost");
     assert_eq!(ledger.answers(&query, &["ghost"]), [Err(Rejection::NotReporting)]);
@@ -220,9 +220,9 @@ fn an_unchanged_report_keeps_cached_answers() {
     unhealthy.uses[0].health = Health::Unhealthy;
     say(&ledger, &unhealthy).unwrap();
     assert!(version() > known);
-    assert_eq!(ledger.answers(&share_query(500_000), &["n"]), [Err(Rejection::Unhealthy)]);
+    assert_eq!(ledger.answers(&share_request(500_000), &["n"]), [Err(Rejection::Unhealthy)]);
     say(&ledger, &report("x", 7, 4, "A")).unwrap();
-    assert!(ledger.answers(&share_query(500_000), &["n"])[0].is_ok(), "and it is back");
+    assert!(ledger.answers(&share_request(500_000), &["n"])[0].is_ok(), "and it is back");
     let known = version();
     let mut untracked = report("x", 7, 5, "A");
     untracked.uses[0].used = Some(MemMib::new(900));
@@ -291,7 +291,7 @@ fn an_impossible_instance_is_reported_and_gets_no_pod() {
     let fault = "a GPU of model `NVIDIA A30` has no MIG profile `3g.18gb`".to_owned();
     assert_eq!(reported, [("M-bad", fault)]);
     for (profile, rejection) in [("1g.6gb", None), ("3g.18gb", Some(Rejection::Unhealthy))] {
-        let mut query = share_query(1);
+        let mut query = share_request(1);
         query.gpu = Some(crate::model::request::GpuRequest::one(
             crate::model::request::Amount::MigInstance(MigProfile::new(profile)),
         ));
@@ -340,7 +340,7 @@ fn an_instance_that_nvml_lists_and_the_table_lacks_gets_pods_and_is_named_once()
     assert_eq!(said(1, &[]), [""; 0]);
     assert_eq!(said(2, &["M-1"]), ["P/1/3g-18gb"]);
     assert_eq!(said(3, &["M-1"]), [""; 0], "no new one");
-    let mut query = share_query(1);
+    let mut query = share_request(1);
     query.gpu = Some(crate::model::request::GpuRequest::one(
         crate::model::request::Amount::MigInstance(profile.clone()),
     ));
@@ -395,7 +395,7 @@ fn of_models(sequence: u64, prefix: &str, count: usize) -> NodeReport {
 fn models_that_come_and_go_are_forgotten_and_answers_stay_right() {
     let ledger = ledger("A B");
     see_node(&ledger, "m");
-    let mut query = share_query(250_000);
+    let mut query = share_request(250_000);
     query.strategy = Strategy::Policy(Policy::Fragmentation);
     let learn = |ledger: &Ledger| {
         let kind = RequestType::new(query.gpu.as_ref(), query.host.cpu);
@@ -456,7 +456,7 @@ fn a_cluster_has_a_limited_number_of_models_and_known_ones_are_always_accepted()
     say("n0", &hello("y", 2, "A")).unwrap();
     say("n1", &hello("y", 2, "B")).unwrap();
     say(&nodes[full], &hello("y", 1, "C")).unwrap();
-    assert!(ledger.answers(&share_query(500_000), &nodes).iter().all(Result::is_ok));
+    assert!(ledger.answers(&share_request(500_000), &nodes).iter().all(Result::is_ok));
 }
 
 #[test]

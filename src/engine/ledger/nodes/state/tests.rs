@@ -5,8 +5,8 @@ use std::num::NonZeroU32;
 use super::*;
 use crate::ledger::change::commits::ReserveError;
 use crate::ledger::change::facts::PodFact;
-use crate::ledger::fixture::{
-    bound, free, hello, ledger, node, pod, report, say, seconds, see_node, share_query, uid,
+use crate::ledger::ledger_fixture::{
+    bound, free, hello, ledger, node, pod, report, say, seconds, see_node, share_request, uid,
 };
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::query::reading::Readiness;
@@ -22,7 +22,7 @@ fn room() -> LedgerEvent {
 }
 
 fn reserve(ledger: &Ledger, name: &str, share: u64) -> Result<Placement, ReserveError> {
-    ledger.reserve(&pod(name), "n", &share_query(share), seconds(0))
+    ledger.reserve(&pod(name), "n", &share_request(share), seconds(0))
 }
 
 /// How many nodes, and how many failure domains, are kept.
@@ -37,13 +37,13 @@ fn a_repeated_bind_returns_the_same_placement_and_rejects_other_nodes() {
     ledger.report("m", &hello("m", 1, "M"), seconds(0)).unwrap();
     let first = reserve(&ledger, "p", 500_000).unwrap();
     assert_eq!(reserve(&ledger, "p", 500_000), Ok(first.clone()));
-    let elsewhere = ledger.reserve(&pod("p"), "m", &share_query(500_000), seconds(0));
+    let elsewhere = ledger.reserve(&pod("p"), "m", &share_request(500_000), seconds(0));
     assert_eq!(elsewhere, Err(ReserveError::HeldElsewhere { node: NodeName::new("n") }));
     ledger.confirm(&uid("p"));
     assert_eq!(reserve(&ledger, "p", 500_000), Ok(first));
     assert_eq!(ledger.forget(&uid("p")), [], "a bound pod is not forgotten");
     assert_eq!(free(&ledger), [500, 1000]);
-    let unknown = ledger.reserve(&pod("q"), "nowhere", &share_query(1), seconds(0));
+    let unknown = ledger.reserve(&pod("q"), "nowhere", &share_request(1), seconds(0));
     assert_eq!(unknown, Err(ReserveError::Rejection(Rejection::UnknownNode)));
 }
 
@@ -191,7 +191,7 @@ fn after_a_start_a_pod_placed_without_isolation_requires_none() {
 
 #[test]
 fn a_placement_edited_before_it_is_read_for_the_first_time_changes_nothing() {
-    let asked = || share_query(900_000).gpu.map(Arc::new);
+    let asked = || share_request(900_000).gpu.map(Arc::new);
     let ledger = ledger("A B");
     reserve(&ledger, "p", 900_000).unwrap();
     let mut edit = PodFact { request: asked(), ..bound("p", "n", "A", 1) };
@@ -207,7 +207,7 @@ fn a_placement_edited_before_it_is_read_for_the_first_time_changes_nothing() {
         (PodFact { request: asked(), ..bound("q", "n", "A", 50_000) }, [50, 1000]),
         (bound("q", "n", "B", 50_000), [100, 950]),
     ] {
-        let ledger = crate::ledger::fixture::ledger("A B");
+        let ledger = crate::ledger::ledger_fixture::ledger("A B");
         ledger.see_pod(&bound("p", "n", "A", 900_000), seconds(0));
         reserve(&ledger, "q", 900_000).unwrap();
         ledger.see_pod(&other, seconds(1));
@@ -267,11 +267,11 @@ fn a_deleted_node_keeps_its_tenants_and_returns_as_a_new_one() {
     let ledger = ledger("A");
     ledger.see_pod(&bound("p", "n", "A", 400_000), seconds(0));
     ledger.lose_node(&NodeName::new("n"));
-    assert_eq!(ledger.answers(&share_query(1000), &["n"]), [Err(Rejection::NodeGone)]);
+    assert_eq!(ledger.answers(&share_request(1000), &["n"]), [Err(Rejection::NodeGone)]);
     assert!(say(&ledger, &report("x", 7, 2, "A")).is_ok());
-    assert_eq!(ledger.answers(&share_query(1000), &["n"]), [Err(Rejection::NodeGone)]);
+    assert_eq!(ledger.answers(&share_request(1000), &["n"]), [Err(Rejection::NodeGone)]);
     see_node(&ledger, "n");
-    assert_eq!(ledger.answers(&share_query(1000), &["n"]), [Err(Rejection::NotReporting)]);
+    assert_eq!(ledger.answers(&share_request(1000), &["n"]), [Err(Rejection::NotReporting)]);
     say(&ledger, &report("x", 7, 3, "A")).unwrap();
     assert_eq!(free(&ledger), [600]);
     ledger.lose_node(&NodeName::new("n"));
@@ -279,7 +279,7 @@ fn a_deleted_node_keeps_its_tenants_and_returns_as_a_new_one() {
     ledger.tick(seconds(30));
     assert_eq!(ledger.nodes().len(), 0);
     see_node(&ledger, "n");
-    assert_eq!(ledger.answers(&share_query(1000), &["n"]), [Err(Rejection::NeverReported)]);
+    assert_eq!(ledger.answers(&share_request(1000), &["n"]), [Err(Rejection::NeverReported)]);
 }
 
 #[test]
@@ -299,7 +299,7 @@ fn overallocation_by_facts_is_reported_and_affects_nothing_else() {
 
 #[test]
 fn calls_wait_for_the_lists_and_then_for_nodes_with_pods() {
-    let ledger = Ledger::new(crate::ledger::fixture::settings());
+    let ledger = Ledger::new(crate::ledger::ledger_fixture::settings());
     assert_eq!(ledger.readiness(seconds(0)), Readiness::NotListed);
     see_node(&ledger, "n");
     see_node(&ledger, "empty");
@@ -324,7 +324,7 @@ fn arrive(ledger: &Ledger, name: &str) {
 #[test]
 fn names_of_short_lived_nodes_leave_few_entries() {
     let ledger = ledger("A");
-    let query = share_query(500_000);
+    let query = share_request(500_000);
     for round in 0..10_000_u64 {
         let name = format!("node-{round}");
         arrive(&ledger, &name);
@@ -374,7 +374,7 @@ fn many_deleted_nodes_leave_few_entries_and_return_as_new_ones() {
         ledger.tick(seconds(0));
         assert_eq!(kept_nodes(&ledger), (2, 1), "one holds a pod");
         assert_eq!(ledger.reservation(&uid("p")).unwrap().placement.node.as_str(), "node-7");
-        assert_eq!(ledger.answers(&share_query(1), &["node-8"]), [Err(Rejection::UnknownNode)]);
+        assert_eq!(ledger.answers(&share_request(1), &["node-8"]), [Err(Rejection::UnknownNode)]);
     }
     assert_eq!(ledger.node_table().len(), 501);
 }
@@ -425,7 +425,7 @@ fn recently_ended_pods_and_longer_draining_ones_are_remembered() {
 #[test]
 fn a_reused_node_position_carries_over_no_state() {
     let ledger = ledger("A");
-    let (rounds, query) = (300, share_query(400_000));
+    let (rounds, query) = (300, share_request(400_000));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for round in 0..rounds {
@@ -480,9 +480,9 @@ fn room_appears_when_a_pod_leaves_the_host_to_others_where_some_of_it_is_kept() 
         ledger.see_pod(&plain(name), seconds(0));
     }
     assert_eq!(ledger.end_pod(&uid("first"), seconds(1)), [], "kube-scheduler counts the host");
-    let kept = PlacementRequest { host: host(1_000), ..share_query(1_000_000) };
+    let kept = PlacementRequest { host: host(1_000), ..share_request(1_000_000) };
     assert!(ledger.stand(Holder::first(&uid("kept"), "", &kept), None, |_| true).0.is_some());
-    let waiting = PlacementRequest { host: host(2_000), ..share_query(500_000) };
+    let waiting = PlacementRequest { host: host(2_000), ..share_request(500_000) };
     let answer = || ledger.answers(&waiting, &["n".to_owned()]).remove(0);
     assert!(answer().is_err(), "room is kept for another pod");
     assert!(!ledger.takes_kept_host("n", host(1_000)), "as much is left beside it");
@@ -498,8 +498,8 @@ fn what_is_kept_of_a_host_stays_when_kube_scheduler_sees_the_end_of_a_pod_first(
     let leaving =
         PodFact { host: host(2_000), request: None, ..bound("leaving", "n", "A", 500_000) };
     ledger.see_pod(&leaving, seconds(0));
-    let kept = PlacementRequest { host: host(2_000), ..share_query(500_000) };
-    let beside = PlacementRequest { host: host(1_000), ..share_query(500_000) };
+    let kept = PlacementRequest { host: host(2_000), ..share_request(500_000) };
+    let beside = PlacementRequest { host: host(1_000), ..share_request(500_000) };
     let answer = || ledger.answers(&beside, &["n".to_owned()]).remove(0);
     // kube-scheduler asks only about nodes that have the CPU: as it sees them, the pod has left.
     assert!(answer().is_ok() && !ledger.takes_kept_host("n", host(1_000)), "nothing is kept");
@@ -517,7 +517,7 @@ fn the_most_that_a_request_takes_is_of_the_devices_that_are_there() {
     let most = |amount, isolation| {
         let gpu =
             GpuRequest { isolation, ..GpuRequest::several(amount, NonZeroU32::new(2).unwrap()) };
-        ledger.most_of(&PlacementRequest { gpu: Some(gpu), ..share_query(1) })
+        ledger.most_of(&PlacementRequest { gpu: Some(gpu), ..share_request(1) })
     };
     let [half, little] = [500_000, 10].map(Share::from_millionths);
     let memory = MemMib::new(750);
@@ -529,7 +529,7 @@ fn the_most_that_a_request_takes_is_of_the_devices_that_are_there() {
         2_000_000,
         "no device serves it"
     );
-    let plain = PlacementRequest { gpu: None, ..share_query(1) };
+    let plain = PlacementRequest { gpu: None, ..share_request(1) };
     assert_eq!(ledger.most_of(&plain), 0);
 }
 
@@ -537,7 +537,7 @@ fn the_most_that_a_request_takes_is_of_the_devices_that_are_there() {
 fn room_appears_also_where_it_is_kept() {
     let ledger = ledger("A");
     ledger.see_pod(&bound("first", "n", "A", 1_000_000), seconds(0));
-    let query = share_query(1_000_000);
+    let query = share_request(1_000_000);
     assert!(ledger.stand(Holder::first(&uid("kept"), "", &query), None, |_| true).0.is_some());
     assert_eq!(ledger.end_pod(&uid("first"), seconds(1)), [], "its processes may still run");
     let reported = |sequence| {

@@ -3,8 +3,8 @@ use crate::hardware::inventory::NodeInventory;
 use crate::ledger::change::commits::ReserveError;
 use crate::ledger::change::facts::PodFact;
 use crate::ledger::change::reports::NodeReport;
-use crate::ledger::fixture::{
-    bound, hello, inventory, ledger, seconds, see_node, share_query, uid,
+use crate::ledger::ledger_fixture::{
+    bound, hello, inventory, ledger, seconds, see_node, share_request, uid,
 };
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
@@ -47,7 +47,7 @@ fn add_node(ledger: &Ledger, name: &str, mib: u64) {
 /// A request of so much memory.
 fn memory_query(mib: u64) -> PlacementRequest {
     let amount = Amount::Memory(MemMib::new(mib));
-    PlacementRequest { gpu: Some(GpuRequest::one(amount)), ..share_query(1) }
+    PlacementRequest { gpu: Some(GpuRequest::one(amount)), ..share_request(1) }
 }
 
 fn see(
@@ -74,7 +74,7 @@ fn used(ledger: &Ledger, team: &str) -> (u64, u64, usize) {
 #[test]
 fn a_team_gets_no_more_than_its_limit() {
     let ledger = cluster("");
-    let half = share_query(500_000);
+    let half = share_request(500_000);
     let reserve = |name: &str| ledger.reserve(&pod("a", name), "n", &half, Timestamp::START);
     reserve("p").unwrap();
     reserve("p").unwrap();
@@ -97,7 +97,7 @@ fn what_does_not_fit_on_the_node_is_not_counted() {
     let ledger = cluster("");
     see(&ledger, "b", "x", 1_000_000, 0, 1);
     see(&ledger, "b", "y", 500_000, 0, 2);
-    let most = share_query(600_000);
+    let most = share_request(600_000);
     let refused = ledger.reserve(&pod("a", "p"), "n", &most, Timestamp::START);
     assert!(
         matches!(refused, Err(ReserveError::Rejection(Rejection::Memory { .. }))),
@@ -137,7 +137,7 @@ fn the_least_important_and_youngest_are_over_quota() {
     let over = ledger.teams.over_quota();
     assert_eq!(over.pods, BTreeSet::from([uid("other"), uid("young")]));
     assert_eq!(used(&ledger, "a"), (750_000, 250_000, 3));
-    let gpu = |millionths| share_query(millionths).gpu.unwrap();
+    let gpu = |millionths| share_request(millionths).gpu.unwrap();
     assert!(!ledger.teams.is_guaranteed(&uid("new"), "a", &gpu(100_000)));
     assert!(!ledger.teams.is_guaranteed(&uid("new"), "b", &gpu(100_000)));
     ledger.end_pod(&uid("young"), Timestamp::START);
@@ -149,7 +149,7 @@ fn the_least_important_and_youngest_are_over_quota() {
 #[test]
 fn kept_room_counts_until_it_ends() {
     let ledger = cluster("");
-    let gpu = share_query(1_000_000).gpu.unwrap();
+    let gpu = share_request(1_000_000).gpu.unwrap();
     let (p, q) = (uid("p"), uid("q"));
     assert!(ledger.teams.admit_kept(&p, "a", Share::WHOLE));
     assert!(
@@ -157,7 +157,7 @@ fn kept_room_counts_until_it_ends() {
     );
     ledger.teams.let_go(&p);
     assert!(ledger.teams.admit_kept(&q, "a", Share::WHOLE));
-    ledger.reserve(&pod("a", "q"), "n", &share_query(1_000_000), Timestamp::START).unwrap();
+    ledger.reserve(&pod("a", "q"), "n", &share_request(1_000_000), Timestamp::START).unwrap();
     ledger.teams.let_go(&q);
     assert_eq!(ledger.teams.left("a"), Some(0), "it is placed now");
 }
@@ -174,7 +174,7 @@ fn a_label_makes_one_team_of_several_namespaces() {
     ledger.teams.see_namespace("a", None);
     see(&ledger, "a", "r", 250_000, 0, 3);
     assert_eq!(used(&ledger, "namespace/a"), (250_000, 250_000, 1), "a team of its own");
-    let gpu = share_query(100_000).gpu.unwrap();
+    let gpu = share_request(100_000).gpu.unwrap();
     assert!(!ledger.teams.may_have(&uid("new"), "unseen", &gpu), "its team is not known");
     see(&ledger, "unseen", "s", 100_000, 0, 4);
     assert!(!ledger.teams.over_quota().pods.contains(&uid("s")), "nor may it be evicted");
@@ -189,7 +189,7 @@ fn a_label_makes_one_team_of_several_namespaces() {
 fn without_rules_nothing_is_counted() {
     let ledger = ledger("A B");
     see(&ledger, "a", "p", 500_000, 0, 1);
-    let gpu = share_query(1_000_000).gpu.unwrap();
+    let gpu = share_request(1_000_000).gpu.unwrap();
     assert!(ledger.teams.may_have(&uid("q"), "a", &gpu));
     assert!(!ledger.teams.is_guaranteed(&uid("q"), "a", &gpu));
     assert_eq!((ledger.teams.count(), ledger.teams.all(["x".into()].into_iter()).len()), (0, 0));
@@ -228,7 +228,7 @@ fn a_pod_counts_at_least_the_part_of_the_gpu_that_it_gets() {
 fn a_share_counts_the_same_on_a_gpu_of_any_size() {
     let ledger = cluster("");
     add_node(&ledger, "odd", 997);
-    let third = share_query(333_333);
+    let third = share_request(333_333);
     for name in ["p", "q", "r"] {
         ledger.reserve(&pod("a", name), "odd", &third, Timestamp::START).unwrap();
     }
@@ -300,7 +300,7 @@ fn a_device_that_is_not_reported_counts_as_the_request_alone() {
     let ledger = cluster("");
     see_node(&ledger, "m");
     let gpu =
-        GpuRequest { amount: Amount::Memory(MemMib::new(600)), ..share_query(1).gpu.unwrap() };
+        GpuRequest { amount: Amount::Memory(MemMib::new(600)), ..share_request(1).gpu.unwrap() };
     let fact = PodFact {
         pod: pod("a", "p"),
         request: Some(Arc::new(gpu.clone())),

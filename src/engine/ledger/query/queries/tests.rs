@@ -1,7 +1,9 @@
 //! Holds: what they keep, for how long, and from which pods.
 
 use super::*;
-use crate::ledger::fixture::{bound, free, ledger, node, pod, seconds, see_node, share_query, uid};
+use crate::ledger::ledger_fixture::{
+    bound, free, ledger, node, pod, seconds, see_node, share_request, uid,
+};
 
 fn room() -> LedgerEvent {
     LedgerEvent::Room(NodeName::new("n"))
@@ -10,10 +12,10 @@ fn room() -> LedgerEvent {
 #[test]
 fn a_hold_hides_room_from_other_requests_until_it_ends() {
     let ledger = ledger("A");
-    assert_eq!(ledger.hold(&uid("p"), "n", &share_query(600_000), seconds(1)), []);
+    assert_eq!(ledger.hold(&uid("p"), "n", &share_request(600_000), seconds(1)), []);
     assert_eq!(free(&ledger), [400]);
-    assert!(ledger.answers(&share_query(500_000), &["n"])[0].is_err());
-    assert!(ledger.answers(&share_query(400_000), &["n"])[0].is_ok());
+    assert!(ledger.answers(&share_request(500_000), &["n"])[0].is_err());
+    assert!(ledger.answers(&share_request(400_000), &["n"])[0].is_ok());
     assert_eq!(ledger.tick(seconds(5)), []);
     assert_eq!(ledger.tick(seconds(6)), [room()]);
     assert_eq!((free(&ledger), ledger.hold_count()), (vec![1000], 0));
@@ -22,10 +24,10 @@ fn a_hold_hides_room_from_other_requests_until_it_ends() {
 #[test]
 fn bind_uses_its_own_hold_and_respects_the_ledger_past_other_holds() {
     let ledger = ledger("A B");
-    ledger.hold(&uid("p"), "n", &share_query(600_000), seconds(1));
-    ledger.hold(&uid("q"), "n", &share_query(600_000), seconds(1));
+    ledger.hold(&uid("p"), "n", &share_request(600_000), seconds(1));
+    ledger.hold(&uid("q"), "n", &share_request(600_000), seconds(1));
     let reserved =
-        |name: &str, share| ledger.reserve(&pod(name), "n", &share_query(share), seconds(1));
+        |name: &str, share| ledger.reserve(&pod(name), "n", &share_request(share), seconds(1));
     let own = reserved("q", 600_000).unwrap();
     assert_eq!(own.devices[0].id.as_str(), "B");
     assert_eq!(ledger.hold_count(), 1);
@@ -43,7 +45,7 @@ fn bind_uses_its_own_hold_and_respects_the_ledger_past_other_holds() {
 fn a_new_hold_replaces_the_previous_one_of_the_pod() {
     let ledger = ledger("A");
     see_node(&ledger, "m");
-    let hold = |share, node: &str| ledger.hold(&uid("p"), node, &share_query(share), seconds(1));
+    let hold = |share, node: &str| ledger.hold(&uid("p"), node, &share_request(share), seconds(1));
     assert_eq!(hold(600_000, "n"), []);
     assert_eq!(hold(600_000, "n"), [], "the same room is not new room");
     assert_eq!(free(&ledger), [400]);
@@ -61,11 +63,11 @@ fn a_new_hold_replaces_the_previous_one_of_the_pod() {
 #[test]
 fn an_allocated_or_ended_pod_gets_no_hold() {
     let ledger = ledger("A");
-    ledger.reserve(&pod("p"), "n", &share_query(100_000), seconds(0)).unwrap();
+    ledger.reserve(&pod("p"), "n", &share_request(100_000), seconds(0)).unwrap();
     ledger.see_pod(&bound("q", "n", "A", 100_000), seconds(0));
     ledger.end_pod(&uid("r"), seconds(0));
     for name in ["p", "q", "r"] {
-        assert_eq!(ledger.hold(&uid(name), "n", &share_query(100_000), seconds(0)), []);
+        assert_eq!(ledger.hold(&uid(name), "n", &share_request(100_000), seconds(0)), []);
     }
     assert_eq!((free(&ledger), ledger.hold_count()), (vec![800], 0));
 }
@@ -76,15 +78,15 @@ fn the_number_of_holds_is_bounded() {
     for i in 0..=MAX_HOLDS {
         ledger.holds.insert(uid(&format!("other-{i}")), 0);
     }
-    ledger.hold(&uid("p"), "n", &share_query(100_000), seconds(0));
+    ledger.hold(&uid("p"), "n", &share_request(100_000), seconds(0));
     assert_eq!(free(&ledger), [1000]);
-    assert!(ledger.reserve(&pod("p"), "n", &share_query(100_000), seconds(0)).is_ok());
+    assert!(ledger.reserve(&pod("p"), "n", &share_request(100_000), seconds(0)).is_ok());
 }
 
 #[test]
 fn a_hold_ends_with_its_pod_its_bind_or_its_node() {
     let ledger = ledger("A");
-    let hold = || ledger.hold(&uid("p"), "n", &share_query(600_000), seconds(1));
+    let hold = || ledger.hold(&uid("p"), "n", &share_request(600_000), seconds(1));
     hold();
     assert_eq!(ledger.drop_hold(&uid("p")), [room()]);
     hold();
@@ -98,9 +100,9 @@ fn a_hold_ends_with_its_pod_its_bind_or_its_node() {
 fn a_hold_on_another_node_ends_when_another_process_binds_the_pod() {
     let ledger = ledger("A");
     see_node(&ledger, "m");
-    ledger.hold(&uid("p"), "n", &share_query(600_000), seconds(1));
+    ledger.hold(&uid("p"), "n", &share_request(600_000), seconds(1));
     assert_eq!(ledger.see_pod(&bound("p", "m", "M", 600_000), seconds(1)), [room()]);
     assert_eq!((free(&ledger), ledger.hold_count()), (vec![1000], 0));
-    ledger.hold(&uid("q"), "n", &share_query(600_000), seconds(1));
+    ledger.hold(&uid("q"), "n", &share_request(600_000), seconds(1));
     assert_eq!(ledger.end_pod(&uid("q"), seconds(1)), [room()]);
 }

@@ -7,7 +7,7 @@ use crate::hardware::pool::{MigUse, PoolRule, PoolRules};
 use crate::hardware::spots::Spot;
 use crate::ledger::change::facts::{MoveFact, PodFact};
 use crate::ledger::change::reports::NodeReport;
-use crate::ledger::fixture::{bound, hello, ledger, node, pod, seconds, see_node, uid};
+use crate::ledger::ledger_fixture::{bound, hello, ledger, node, pod, seconds, see_node, uid};
 use crate::model::event::LedgerEvent;
 use crate::model::request::{Amount, GpuRequest, Movable};
 use crate::model::reservation::Tenure;

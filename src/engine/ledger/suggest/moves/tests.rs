@@ -1,7 +1,7 @@
 //! Which moves make room, and that the room is there once they are made.
 
 use super::*;
-use crate::ledger::fixture::{bound, hello, ledger, node, seconds, see_node, share_query};
+use crate::ledger::ledger_fixture::{bound, hello, ledger, node, seconds, see_node, share_request};
 use crate::model::request::{Amount, GpuRequest};
 
 /// A ledger of node `n` with the GPUs of `names` and node `m` with one GPU `M`, and pods on them,
@@ -19,7 +19,7 @@ fn cluster(names: &str, pods: &[(&str, u64)]) -> Ledger {
 }
 
 fn whole() -> PlacementRequest {
-    PlacementRequest { gpu: Some(GpuRequest::one(Amount::Whole)), ..share_query(0) }
+    PlacementRequest { gpu: Some(GpuRequest::one(Amount::Whole)), ..share_request(0) }
 }
 
 /// The moves as `pod>GPU`.
@@ -46,7 +46,9 @@ fn carry_out(ledger: &Ledger, query: &PlacementRequest, way: &Relocation) {
         assert!(!overallocated, "{name}");
     }
     let node = way.placement.node.as_str();
-    ledger.reserve(&crate::ledger::fixture::pod("waiting"), node, query, seconds(1)).unwrap();
+    ledger
+        .reserve(&crate::ledger::ledger_fixture::pod("waiting"), node, query, seconds(1))
+        .unwrap();
     ledger.audit().unwrap();
 }
 

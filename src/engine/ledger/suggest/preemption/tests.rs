@@ -2,7 +2,9 @@ use super::*;
 use crate::hardware::pool::{MigUse, PoolRule, PoolRules};
 use crate::ledger::change::facts::PodFact;
 use crate::ledger::change::reports::NodeReport;
-use crate::ledger::fixture::{bound, free, hello, ledger, pod, see_node, share_query, uid, uses};
+use crate::ledger::ledger_fixture::{
+    bound, free, hello, ledger, pod, see_node, share_request, uid, uses,
+};
 use crate::model::request::{Amount, GpuRequest};
 use crate::model::reservation::Tenure;
 use crate::scoring::plan::on_demand::inventory;
@@ -67,7 +69,7 @@ fn found_with(
     let request = RoomRequest {
         uid: &uid("p"),
         namespace: "team",
-        query: &share_query(millionths),
+        query: &share_request(millionths),
         named: named.as_ref(),
         planned: &planned,
         victim: &less_important(10),
@@ -114,7 +116,7 @@ fn less_important_pods_end_for_an_instance_that_is_to_be_made() {
         let request = RoomRequest {
             uid: &uid("p"),
             namespace: "team",
-            query: &PlacementRequest { gpu: Some(profile(name)), ..share_query(1) },
+            query: &PlacementRequest { gpu: Some(profile(name)), ..share_request(1) },
             named: Some(&named),
             planned: &BTreeMap::new(),
             victim: &less_important(6),
@@ -129,7 +131,7 @@ fn less_important_pods_end_for_an_instance_that_is_to_be_made() {
     bind(&ledger, "a", ("m", "MIG-1"), 1_000_000, 5);
     bind(&ledger, "b", ("m", "MIG-2"), 1_000_000, 6);
     assert_eq!(found("4g.24gb"), Some(vec![]), "the second GPU is empty");
-    let query = PlacementRequest { gpu: Some(profile("4g.24gb")), ..share_query(1) };
+    let query = PlacementRequest { gpu: Some(profile("4g.24gb")), ..share_request(1) };
     ledger.reserve_for_bind(&pod("big"), "m", &query, Timestamp::START).unwrap();
     assert_eq!(found("4g.24gb"), None, "`b` is as important");
     assert_eq!(found("2g.12gb"), Some(vec!["a".to_owned()]));
@@ -200,7 +202,7 @@ fn a_pod_of_a_plan_stays_if_its_cpu_is_not_needed() {
     let named = PlannedVictims::from([(NodeName::new("m"), BTreeSet::from([uid("plain")]))]);
     let query = PlacementRequest {
         host: HostAmount { memory: MemMib::new(1), ..host(3_000) },
-        ..share_query(500_000)
+        ..share_request(500_000)
     };
     let request = RoomRequest {
         uid: &uid("p"),

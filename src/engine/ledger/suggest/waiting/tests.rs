@@ -1,5 +1,5 @@
 use super::*;
-use crate::ledger::fixture::{ledger, pod, seconds, see_node, share_query, uid};
+use crate::ledger::ledger_fixture::{ledger, pod, seconds, see_node, share_request, uid};
 use crate::ledger::nodes::state::Ledger;
 
 fn named(name: &str) -> WaitingPod {
@@ -7,7 +7,7 @@ fn named(name: &str) -> WaitingPod {
         pod: pod(name),
         namespace: "team".to_owned(),
         name: name.to_owned(),
-        query: share_query(500_000),
+        query: share_request(500_000),
         priority: 0,
         may_preempt: true,
         controller: None,
@@ -124,14 +124,14 @@ fn a_pod_rejected_before_the_watch_showed_it_can_be_requeued() {
     // That request was another one: the pod's own call is still to come.
     waiting.remove(&uid("a"));
     refused();
-    assert!(!waiting.see(WaitingPod { query: share_query(1), ..named("a") }, seconds(0)));
+    assert!(!waiting.see(WaitingPod { query: share_request(1), ..named("a") }, seconds(0)));
     assert!(matches!(&waiting.changes(9).unwrap().0[..], [(_, None)]));
 }
 
 /// Whether room of half a GPU may be held for a pod at this time, if pods that nothing binds may have so much together.
 fn may_hold(waiting: &WaitingPods, name: &str, time: u64, at_most: u64) -> bool {
     if !waiting.has(&uid(name)) {
-        waiting.see(WaitingPod { query: share_query(500_000), ..named(name) }, seconds(time));
+        waiting.see(WaitingPod { query: share_request(500_000), ..named(name) }, seconds(time));
     }
     waiting.may_hold(&uid(name), seconds(time), Unbound { amount: 500_000, at_most })
 }
@@ -167,7 +167,7 @@ fn pods_that_nothing_binds_share_little_room() {
 fn no_caller_changes_what_the_watch_shows() {
     let waiting = WaitingPods::default();
     waiting.see(named("a"), seconds(0));
-    waiting.begin_call(WaitingPod { query: share_query(1), ..named("a") }, seconds(1));
+    waiting.begin_call(WaitingPod { query: share_request(1), ..named("a") }, seconds(1));
     let state = waiting.pod(&uid("a")).unwrap();
     assert_eq!((&state.waiting, &state.refused), (&named("a"), &None));
     waiting.begin_call(WaitingPod { priority: i32::MAX, ..named("a") }, seconds(1));
@@ -212,7 +212,7 @@ fn a_call_does_not_wait_for_a_look_at_all_pods() {
 fn the_first_of_a_line_is_found_among_many() {
     let waiting = WaitingPods::default();
     for at in 0..10 * LOOKED_AT_ONCE {
-        let query = share_query(if at % 2 == 0 { 500_000 } else { 250_000 });
+        let query = share_request(if at % 2 == 0 { 500_000 } else { 250_000 });
         let created_unix_seconds = i64::try_from(1_000 - at).unwrap();
         let pod = WaitingPod { query, created_unix_seconds, ..named(&format!("{at}")) };
         waiting.see(pod, seconds(0));

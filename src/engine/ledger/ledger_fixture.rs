@@ -119,7 +119,7 @@ pub fn say(ledger: &Ledger, report: &NodeReport) -> Result<Receipt, ReportRefusa
 }
 
 /// A request for a share of one GPU, in millionths.
-pub fn share_query(millionths: u64) -> PlacementRequest {
+pub fn share_request(millionths: u64) -> PlacementRequest {
     PlacementRequest {
         gpu: Some(GpuRequest::one(Amount::Fraction(Share::from_millionths(millionths)))),
         host: HostAmount::ZERO,

@@ -5,7 +5,9 @@ use crate::hardware::inventory::NodeInventory;
 use crate::hardware::pool::{Borrow, Enforcement, PoolRule, PoolRules};
 use crate::ledger::change::facts::PodFact;
 use crate::ledger::change::reports::NodeReport;
-use crate::ledger::fixture::{bound, hello, inventory, ledger, node, say, seconds, uid, uses};
+use crate::ledger::ledger_fixture::{
+    bound, hello, inventory, ledger, node, say, seconds, uid, uses,
+};
 use crate::ledger::nodes::state::Ledger;
 use crate::model::isolation::Rules;
 use crate::model::request::{GpuRequest, Limit, Movable};

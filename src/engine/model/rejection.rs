@@ -100,7 +100,7 @@ pub enum Rejection {
 }
 
 /// What is said of one reason.
-struct ReasonRow {
+struct Said {
     label: usize,
     obstacle: Obstacle,
     closeness: u8,
@@ -120,7 +120,7 @@ enum Amount {
     Devices(u32),
 }
 
-impl ReasonRow {
+impl Said {
     /// Position in [`Rejection::LABELS`], obstacle, closeness (larger is closer), reason.
     const fn of(label: usize, obstacle: Obstacle, closeness: u8, reason: &'static str) -> Self {
         let (amount, suggestion, is_met_by_room) = (Amount::None, None, false);
@@ -187,36 +187,36 @@ impl Rejection {
     /// All that is said of this reason. To add a reason, add a row.
     #[inline(always)] // *filter* compares rejections for each device; inlined, only numbers remain
     #[expect(clippy::too_many_lines, reason = "a table")]
-    const fn row(self) -> ReasonRow {
+    const fn row(self) -> Said {
         match self {
-            Self::UnknownNode => ReasonRow::of(0, Obstacle::Agent, 0, "no GPU agent on the node")
-                .suggest(CHECK_THE_AGENT),
-            Self::NodeGone => ReasonRow::of(1, Obstacle::Node, 1, "node deleted"),
+            Self::UnknownNode => {
+                Said::of(0, Obstacle::Agent, 0, "no GPU agent on the node").suggest(CHECK_THE_AGENT)
+            }
+            Self::NodeGone => Said::of(1, Obstacle::Node, 1, "node deleted"),
             Self::NeverReported => {
-                ReasonRow::of(2, Obstacle::Agent, 2, "GPU agent has not reported yet")
+                Said::of(2, Obstacle::Agent, 2, "GPU agent has not reported yet")
                     .suggest(CHECK_THE_AGENT)
             }
-            Self::NotReporting => ReasonRow::of(3, Obstacle::Agent, 3, "GPU agent not reporting")
-                .suggest(CHECK_THE_AGENT),
-            Self::NoDevices => ReasonRow::of(4, Obstacle::Gpu, 4, "no GPU on the node"),
-            Self::Pool => {
-                ReasonRow::of(26, Obstacle::Pool, 4, "pool not allowed for the namespace")
-                    .suggest("allow the pool for the namespace in the configuration's `access`")
+            Self::NotReporting => {
+                Said::of(3, Obstacle::Agent, 3, "GPU agent not reporting").suggest(CHECK_THE_AGENT)
             }
-            Self::Kind => ReasonRow::of(6, Obstacle::Kind, 5, "no device of the requested kind"),
-            Self::Model => ReasonRow::of(5, Obstacle::Model, 6, "no GPU of an allowed model"),
+            Self::NoDevices => Said::of(4, Obstacle::Gpu, 4, "no GPU on the node"),
+            Self::Pool => Said::of(26, Obstacle::Pool, 4, "pool not allowed for the namespace")
+                .suggest("allow the pool for the namespace in the configuration's `access`"),
+            Self::Kind => Said::of(6, Obstacle::Kind, 5, "no device of the requested kind"),
+            Self::Model => Said::of(5, Obstacle::Model, 6, "no GPU of an allowed model"),
             Self::NoReplicas => {
-                ReasonRow::of(7, Obstacle::Kind, 7, "no replica slots in the node's pool")
+                Said::of(7, Obstacle::Kind, 7, "no replica slots in the node's pool")
                     .suggest("configure the nodes' pool with `replicas`")
             }
             Self::PartOfGpu => {
-                ReasonRow::of(8, Obstacle::Isolation, 8, "no hardware isolation for part of a GPU")
+                Said::of(8, Obstacle::Isolation, 8, "no hardware isolation for part of a GPU")
             }
             Self::TooLarge { over } => {
-                ReasonRow::of(11, Obstacle::Memory, 9, "request exceeds the memory of every GPU")
+                Said::of(11, Obstacle::Memory, 9, "request exceeds the memory of every GPU")
                     .missing(Amount::Memory(over), "{} more than the largest GPU has")
             }
-            Self::SmallShare { short } => ReasonRow::of(
+            Self::SmallShare { short } => Said::of(
                 21,
                 Obstacle::Memory,
                 9,
@@ -228,32 +228,29 @@ impl Rejection {
                     operator gives no share with less memory than `min_memory_mib`",
             ),
             Self::TooFewDevices { suitable } => {
-                ReasonRow::of(12, Obstacle::Devices, 10, "fewer suitable GPUs than requested")
+                Said::of(12, Obstacle::Devices, 10, "fewer suitable GPUs than requested")
                     .missing(Amount::Devices(suitable), "more than {} that could take it")
             }
             Self::NoIsolation => {
-                ReasonRow::of(9, Obstacle::Isolation, 11, "no memory isolation in the node's pool")
+                Said::of(9, Obstacle::Isolation, 11, "no memory isolation in the node's pool")
                     .suggest("configure the nodes' pool with `enforcement`")
             }
             Self::UnverifiedIsolation => {
-                ReasonRow::of(10, Obstacle::Isolation, 12, "memory isolation not in force").suggest(
+                Said::of(10, Obstacle::Isolation, 12, "memory isolation not in force").suggest(
                     "see `isolation` of the node's devices in /v1/state: its driver is too old for \
                     memory limits, or sets none for tenants that must have one",
                 )
             }
-            Self::Unhealthy => ReasonRow::of(13, Obstacle::Health, 13, "no healthy suitable GPU"),
+            Self::Unhealthy => Said::of(13, Obstacle::Health, 13, "no healthy suitable GPU"),
             Self::KubeletOwned => {
-                ReasonRow::of(14, Obstacle::Kubelet, 14, "every suitable GPU is owned by kubelet")
+                Said::of(14, Obstacle::Kubelet, 14, "every suitable GPU is owned by kubelet")
             }
-            Self::UnisolatedTenant => ReasonRow::of(
-                15,
-                Obstacle::Isolation,
-                15,
-                "GPU has tenants without memory isolation",
-            )
-            .suggest("wait until the processes without a memory limit have ended")
-            .met_by_room(),
-            Self::IsolatedTenant => ReasonRow::of(
+            Self::UnisolatedTenant => {
+                Said::of(15, Obstacle::Isolation, 15, "GPU has tenants without memory isolation")
+                    .suggest("wait until the processes without a memory limit have ended")
+                    .met_by_room()
+            }
+            Self::IsolatedTenant => Said::of(
                 16,
                 Obstacle::Isolation,
                 16,
@@ -264,55 +261,48 @@ impl Rejection {
                     `enforcement` for the pool again",
             )
             .met_by_room(),
-            Self::Memory { short } => {
-                ReasonRow::of(19, Obstacle::Memory, 17, "insufficient GPU memory")
-                    .missing(Amount::Memory(short), "{} of GPU memory")
-                    .met_by_room()
-            }
+            Self::Memory { short } => Said::of(19, Obstacle::Memory, 17, "insufficient GPU memory")
+                .missing(Amount::Memory(short), "{} of GPU memory")
+                .met_by_room(),
             Self::Share { short } => {
-                ReasonRow::of(18, Obstacle::Compute, 18, "insufficient GPU compute share")
+                Said::of(18, Obstacle::Compute, 18, "insufficient GPU compute share")
                     .missing(Amount::Share(short), "{} of a GPU's compute share")
                     .met_by_room()
             }
             Self::DevicesTaken { fitting } => {
-                ReasonRow::of(17, Obstacle::Devices, 19, "insufficient free GPUs")
+                Said::of(17, Obstacle::Devices, 19, "insufficient free GPUs")
                     .missing(Amount::Devices(fitting), "room on more than {}")
                     .met_by_room()
             }
             Self::NoPlace => {
-                ReasonRow::of(27, Obstacle::Devices, 19, "no free place on GPUs that are divided")
+                Said::of(27, Obstacle::Devices, 19, "no free place on GPUs that are divided")
                     .met_by_room()
             }
             Self::HostMemory { short } => {
-                ReasonRow::of(20, Obstacle::HostMemory, 20, "insufficient host memory")
+                Said::of(20, Obstacle::HostMemory, 20, "insufficient host memory")
                     .missing(Amount::Memory(short), "{} of host memory")
                     .met_by_room()
             }
-            Self::RoomElsewhere => ReasonRow::of(
-                22,
-                Obstacle::Room,
-                22,
-                "room is being made for the pod on another node",
-            )
-            .met_by_room(),
-            Self::RoomHere => {
-                ReasonRow::of(22, Obstacle::Room, 22, "room is being made for the pod")
+            Self::RoomElsewhere => {
+                Said::of(22, Obstacle::Room, 22, "room is being made for the pod on another node")
                     .met_by_room()
             }
-            Self::GroupWaits => ReasonRow::of(
+            Self::RoomHere => {
+                Said::of(22, Obstacle::Room, 22, "room is being made for the pod").met_by_room()
+            }
+            Self::GroupWaits => Said::of(
                 24,
                 Obstacle::Group,
                 22,
                 "its group is not complete or does not fit as a whole",
             )
             .met_by_room(),
-            Self::TeamLimit => {
-                ReasonRow::of(25, Obstacle::Team, 22, "GPU limit of the team reached").suggest(
+            Self::TeamLimit => Said::of(25, Obstacle::Team, 22, "GPU limit of the team reached")
+                .suggest(
                     "end pods of the team, or raise its `at_most` in the configuration's `shares`",
-                )
-            }
+                ),
             // Less close than room that is lacking on other nodes, for which the pod competes.
-            Self::TeamLimitHere => ReasonRow::of(
+            Self::TeamLimitHere => Said::of(
                 25,
                 Obstacle::Team,
                 10,
@@ -327,10 +317,10 @@ impl Rejection {
                     `quota.reference_memory_mib` to the memory of the GPUs",
             ),
             Self::HostKept => {
-                ReasonRow::of(23, Obstacle::Room, 19, "room on the node is kept for another pod")
+                Said::of(23, Obstacle::Room, 19, "room on the node is kept for another pod")
                     .met_by_room()
             }
-            Self::Cpu { short } => ReasonRow::of(20, Obstacle::Cpu, 21, "insufficient CPU")
+            Self::Cpu { short } => Said::of(20, Obstacle::Cpu, 21, "insufficient CPU")
                 .missing(Amount::Cpu(short), "{} of CPU")
                 .met_by_room(),
         }
@@ -354,7 +344,7 @@ impl Rejection {
 
     /// What is missing, with its amount, for people.
     pub fn missing(self) -> String {
-        let ReasonRow { amount, missing, .. } = self.row();
+        let Said { amount, missing, .. } = self.row();
         let amount = match amount {
             Amount::None => String::new(),
             Amount::Memory(memory) => memory.to_string(),
@@ -385,7 +375,7 @@ impl Rejection {
     /// How close this is to a fit, larger is closer: the kind of obstacle first, then how little is
     /// missing.
     pub fn closeness(self) -> (u8, Reverse<u64>) {
-        let ReasonRow { closeness, amount, .. } = self.row();
+        let Said { closeness, amount, .. } = self.row();
         let missing = match amount {
             Amount::None => 0,
             Amount::Memory(memory) => memory.mib(),

@@ -18,7 +18,7 @@ use engine::model::reservation::{Guest, MoveHome, PlacedDevice, Placement};
 use wire::device::MAX_UNITS;
 use wire::ids::{DeviceId, MAX_DEVICE_MEMORY, MigProfile, NodeName};
 use wire::json_object;
-use wire::json_object::Object;
+use wire::json_object::JsonObject;
 use wire::units::{Demand, MemMib, Share};
 
 /// Prefix of the keys that only gpupack writes.
@@ -371,7 +371,7 @@ pub fn decode(
     check_length(PLACEMENT, json)?;
     let fault =
         |error: serde_json::Error| PlacementError::Json { fault: shown(&error.to_string()) };
-    let Object(WireVersion { v: version }) = serde_json::from_str(json).map_err(fault)?;
+    let JsonObject(WireVersion { v: version }) = serde_json::from_str(json).map_err(fault)?;
     if version != VERSION {
         return Err(PlacementError::Version { version });
     }

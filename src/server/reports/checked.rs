@@ -15,7 +15,7 @@ use engine::usage::node_details::DetailsReport;
 use runtime::causes::shown_long;
 use wire::device::{DeviceDetails, InventoryError};
 use wire::ids::{DeviceId, MAX_DEVICES_PER_NODE, MigProfile, PodUid};
-use wire::json_object::Object;
+use wire::json_object::JsonObject;
 use wire::report::bodies::{API_VERSION, DeviceReport, DeviceUse, LimitsInForce, Report};
 use wire::report::details::device_use;
 use wire::report::limits::MAX_NAME_BYTES;
@@ -112,12 +112,12 @@ fn readable(version: &str) -> Result<(), ReportError> {
 
 /// Reads one JSON document with nothing after it; an error has the path in the document.
 fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, ReportError> {
-    if let Ok(Object(value)) = serde_json::from_slice(body) {
+    if let Ok(JsonObject(value)) = serde_json::from_slice(body) {
         return Ok(value);
     }
     // Parse again to find the path: to record it the first time costs as much as the parsing.
     let mut document = serde_json::Deserializer::from_slice(body);
-    let Object(value) = serde_path_to_error::deserialize(&mut document).map_err(|error| {
+    let JsonObject(value) = serde_path_to_error::deserialize(&mut document).map_err(|error| {
         ReportError::Malformed { at: shown_long(error.path()), cause: shown_long(error.inner()) }
     })?;
     document.end().map_err(|error| ReportError::Malformed {

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use engine::ledger::nodes::state::Ledger;
+use engine::ledger::query::team_limit::PodInNamespace;
 use engine::ledger::suggest::requeue::{Group, RequeueOrder};
 use engine::ledger::suggest::waiting::{
     Change, Progress, Requeued, WaitingPod, WaitingPods, WaitingState,
@@ -212,7 +213,8 @@ fn is_limited(waiting: &WaitingPods, ledger: &Ledger, uid: &PodUid, node: &NodeN
         return false;
     }
     let Some(WaitingState { waiting: pod, .. }) = waiting.pod(uid) else { return false };
-    ledger.is_limited_on((uid, &pod.namespace), &pod.query, node.as_str())
+    let named = PodInNamespace { uid, namespace: &pod.namespace };
+    ledger.is_limited_on(named, &pod.query, node.as_str())
 }
 
 impl Chain {

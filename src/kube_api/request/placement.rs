@@ -375,7 +375,7 @@ pub fn decode(
     if version != VERSION {
         return Err(PlacementError::Version { version });
     }
-    let Object::<WirePlacement>(wire) = serde_json::from_str(json).map_err(fault)?;
+    let JsonObject::<WirePlacement>(wire) = serde_json::from_str(json).map_err(fault)?;
     let placed = wire.devices.iter().map(placed_device).collect::<Result<Vec<_>, _>>()?;
     check(&placed)?;
     if let Some(devices) = devices {

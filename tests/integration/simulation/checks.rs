@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use engine::ledger::query::own_room::OwnRoom;
 use engine::ledger::query::reading::Readiness;
+use engine::ledger::query::team_limit::PodInNamespace;
 use engine::model::reservation::{Departure, Placement, Reservation, ReservationState};
 use kube_api::request::placement::{FENCE, FenceWriter};
 use wire::ids::{NodeName, PodUid};
@@ -441,7 +442,8 @@ impl World {
             let mut fitting = ledger.fitting(query, &OwnRoom::default());
             let nodes: Vec<String> = fitting.iter().map(|(node, _)| node.to_string()).collect();
             let mut answers = ledger.answers(query, &nodes);
-            ledger.limit_to_team((uid, pod.of.team), query, &nodes, &mut answers);
+            let named = PodInNamespace { uid, namespace: pod.of.team };
+            ledger.limit_to_team(named, query, &nodes, &mut answers);
             let mut answers = answers.iter();
             fitting.retain(|_| answers.next().is_some_and(Result::is_ok));
             fitting

@@ -35,7 +35,7 @@ enum Command {
     /// Serve the API server: check and complete pods that request a GPU
     Webhook(webhook::WebhookArgs),
     /// Show what nodes, GPUs and tenants have, hold and use now
-    Top(top::command::TopArgs),
+    Top(top::top_command::TopArgs),
     /// Say why a pod waits, and what would help
     Explain(explain::ExplainArgs),
     /// List the pods that wait, with what is in the way of each
@@ -43,13 +43,13 @@ enum Command {
     /// Say who holds GPUs without need, and what request would have been enough
     Advise(advise::AdviseArgs),
     /// Check an installation, and say what to fix
-    Doctor(doctor::command::DoctorArgs),
+    Doctor(doctor::doctor_command::DoctorArgs),
     /// Print values for the Helm chart that fit a cluster
-    Init(init::command::InitArgs),
+    Init(init::init_command::InitArgs),
     /// Watch it work: a simulated fleet and stream of pods, no Kubernetes and no GPU needed
-    Demo(demo::command::DemoArgs),
+    Demo(demo::demo_command::DemoArgs),
     /// Replay a public GPU trace through the packing code and compare policies
-    Simulate(simulate::command::SimulateArgs),
+    Simulate(simulate::simulate_command::SimulateArgs),
     /// Write the nodes and pods of a running cluster down as a trace for simulate
     Snapshot(snapshot::SnapshotArgs),
     /// Print completions for a shell
@@ -74,23 +74,23 @@ fn main() -> ExitCode {
         Command::Extender(args) => ended(extender::run(&args), 1),
         Command::Agent(args) => ended(agent::run(args, Clock::start()), 1),
         Command::Webhook(args) => ended(webhook::run(&args), 1),
-        Command::Demo(args) => ended(demo::command::run(&args, Clock::start()), 1),
+        Command::Demo(args) => ended(demo::demo_command::run(&args, Clock::start()), 1),
         Command::Snapshot(args) => ended(snapshot::run(&args), 1),
-        Command::Top(args) => answered(top::command::run(&args)),
+        Command::Top(args) => answered(top::top_command::run(&args)),
         Command::Explain(args) => answered(explain::run(&args)),
         Command::Waiting(args) => answered(waiting::run(&args)),
         Command::Advise(args) => answered(advise::run(&args)),
-        Command::Doctor(args) => match doctor::command::run(&args, Clock::start()) {
+        Command::Doctor(args) => match doctor::doctor_command::run(&args, Clock::start()) {
             Ok(code) => ExitCode::from(code),
             Err(error) => answered(Err(error)),
         },
-        Command::Init(args) => answered(init::command::run(&args)),
+        Command::Init(args) => answered(init::init_command::run(&args)),
         Command::Completion(args) => {
             completion::completion(&args, named());
             ExitCode::SUCCESS
         }
         Command::Man(args) => answered(completion::man(&args, named())),
-        Command::Simulate(args) => match simulate::command::run(&args) {
+        Command::Simulate(args) => match simulate::simulate_command::run(&args) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 let code = error.exit_code();

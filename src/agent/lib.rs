@@ -3,7 +3,7 @@
 /// What is read from GPUs.
 pub mod gpu {
     pub mod health;
-    pub mod probe;
+    pub mod sample;
     pub(crate) mod standing;
     pub mod lent_limits;
 }

@@ -43,7 +43,7 @@ pub mod doctor {
     pub(crate) mod objects;
     pub(crate) mod parts;
     pub(crate) mod scheduler_file;
-    pub(crate) mod scheduler;
+    pub(crate) mod scheduler_checks;
     /// Certificates: of Secrets, and as pods show them.
     pub(crate) mod proof {
         pub(crate) mod certificates;
@@ -51,16 +51,16 @@ pub mod doctor {
     }
     pub(crate) mod nodes;
     pub(crate) mod admission;
-    pub(crate) mod facts;
+    pub(crate) mod cluster_facts;
     pub(crate) mod checks;
-    pub mod command;
+    pub mod doctor_command;
 }
 
 /// `gpupack init`
 pub mod init {
-    pub(crate) mod facts;
+    pub(crate) mod found_cluster;
     pub(crate) mod values;
-    pub mod command;
+    pub mod init_command;
 }
 
 /// `gpupack simulate`
@@ -74,7 +74,7 @@ pub mod simulate {
     pub(crate) mod timed_json;
     pub(crate) mod timed;
     pub(crate) mod ends;
-    pub mod command;
+    pub mod simulate_command;
 }
 
 /// `gpupack demo`
@@ -85,12 +85,12 @@ pub mod demo {
     pub(crate) mod kubelet;
     pub(crate) mod drive;
     pub(crate) mod summary;
-    pub mod command;
+    pub mod demo_command;
 }
 
 /// `gpupack top`
 pub mod top {
     pub(crate) mod sums;
     pub(crate) mod rows;
-    pub mod command;
+    pub mod top_command;
 }

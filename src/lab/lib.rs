@@ -17,15 +17,15 @@ pub mod policies {
 pub mod bound {
     pub(crate) mod relaxation;
     pub mod upper_bound;
-    pub mod command;
+    pub mod bound_command;
 }
 
 /// Worlds on which no policy was made.
 pub mod stress {
     pub(crate) mod draw;
-    pub mod worlds;
+    pub mod stress_worlds;
     pub(crate) mod report;
-    pub mod command;
+    pub mod stress_command;
 }
 
 /// Pods that use more than they request now and then.
@@ -33,13 +33,13 @@ pub mod bursts {
     pub mod columns;
     pub(crate) mod world;
     pub mod scenario;
-    pub mod compare;
-    pub mod command;
+    pub mod compare_rules;
+    pub mod bursts_command;
 }
 
 /// Requests for MIG instances that are made on demand.
 pub mod mig {
-    pub mod worlds;
+    pub mod mig_worlds;
     pub(crate) mod packing;
     pub(crate) mod requests;
     pub(crate) mod fleet;
@@ -48,6 +48,6 @@ pub mod mig {
     pub(crate) mod play;
     pub(crate) mod bound;
     pub mod series;
-    pub mod compare;
-    pub mod command;
+    pub mod compare_policies;
+    pub mod mig_command;
 }

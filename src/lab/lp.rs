@@ -23,7 +23,7 @@ const GAP_FLOOR: f64 = 1e-6;
 pub(crate) struct LinearProgram {
     /// Value of each variable, and its upper limit.
     variables: Vec<(f64, f64)>,
-    rows: Vec<Row>,
+    rows: Vec<LimitedSum>,
 }
 
 /// How a row is limited.
@@ -37,11 +37,20 @@ pub(crate) enum Limit {
 
 /// A limited sum.
 #[derive(Debug)]
-struct Row {
+struct LimitedSum {
     limit: Limit,
     at: f64,
     /// Variables and their factors; none twice.
     terms: Vec<(usize, f64)>,
+}
+
+impl LimitedSum {
+    fn allows_zero(&self) -> bool {
+        match self.limit {
+            Limit::Exactly => self.at == 0.0,
+            Limit::AtMost => self.at >= 0.0,
+        }
+    }
 }
 
 /// Why the maximum is not known.
@@ -71,7 +80,7 @@ impl LinearProgram {
     }
 
     pub(crate) fn row(&mut self, terms: Vec<(usize, f64)>, limit: Limit, at: f64) {
-        self.rows.push(Row { limit, at, terms });
+        self.rows.push(LimitedSum { limit, at, terms });
     }
 
     /// A number that the sum cannot exceed, within [`GAP_MAX`] of what it can reach.
@@ -79,12 +88,7 @@ impl LinearProgram {
     /// # Errors
     /// Any [`LpError`].
     pub(crate) fn maximum(mut self) -> Result<f64, LpError> {
-        let empty = |row: &&Row| row.terms.is_empty();
-        let is_met = |row: &Row| match row.limit {
-            Limit::Exactly => row.at == 0.0,
-            Limit::AtMost => row.at >= 0.0,
-        };
-        if !self.rows.iter().filter(empty).all(is_met) {
+        if self.rows.iter().any(|row| row.terms.is_empty() && !row.allows_zero()) {
             return Err(LpError::Infeasible);
         }
         self.rows.retain(|row| !row.terms.is_empty());
@@ -103,8 +107,9 @@ impl LinearProgram {
     /// The maximum that the solver finds.
     fn reached(&self) -> Result<f64, LpError> {
         let mut problem = Problem::new(OptimizationDirection::Maximize);
-        let variable = |(value, upper): &(f64, f64)| problem.add_var(*value, (0.0, *upper));
-        let variables: Vec<Variable> = self.variables.iter().map(variable).collect();
+        let variables = self.variables.iter();
+        let variables: Vec<Variable> =
+            variables.map(|(value, upper)| problem.add_var(*value, (0.0, *upper))).collect();
         for row in &self.rows {
             let terms = row.terms.iter().map(|(variable, factor)| (variables[*variable], *factor));
             let limit = match row.limit {
@@ -120,14 +125,14 @@ impl LinearProgram {
     /// The prices of the rows that prove most.
     fn prices(&self) -> Result<Vec<f64>, LpError> {
         let mut problem = Problem::new(OptimizationDirection::Minimize);
-        let price = |row: &Row| {
+        let prices = self.rows.iter().map(|row| {
             let least = match row.limit {
                 Limit::Exactly => f64::NEG_INFINITY,
                 Limit::AtMost => 0.0,
             };
             problem.add_var(row.at, (least, f64::INFINITY))
-        };
-        let prices: Vec<Variable> = self.rows.iter().map(price).collect();
+        });
+        let prices: Vec<Variable> = prices.collect();
         let mut uses: Vec<Vec<(Variable, f64)>> = vec![Vec::new(); self.variables.len()];
         for (row, price) in self.rows.iter().zip(&prices) {
             for (variable, factor) in &row.terms {
@@ -162,13 +167,14 @@ impl LinearProgram {
 
 /// The optimum, and the values of these variables there.
 fn solved(problem: &Problem, wanted: &[Variable]) -> Result<(f64, Vec<f64>), LpError> {
-    let unsolved = |error: &dyn std::fmt::Display| LpError::Unsolved(error.to_string());
     let solution = match problem.solve() {
         Err(Error::Infeasible) => return Err(LpError::Infeasible),
-        Err(error) => return Err(unsolved(&error)),
-        Ok(outcome) => outcome.into_solution().map_err(|_| unsolved(&"no optimum"))?,
+        Err(error) => return Err(LpError::Unsolved(error.to_string())),
+        Ok(outcome) => outcome.into_solution(),
     };
-    Ok((solution.objective(), wanted.iter().map(|it| solution.var_value(*it)).collect()))
+    let solution = solution.map_err(|_| LpError::Unsolved("no optimum".to_owned()))?;
+    let values = wanted.iter().map(|variable| solution.var_value(*variable));
+    Ok((solution.objective(), values.collect()))
 }
 
 #[cfg(test)]

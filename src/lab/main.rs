@@ -4,14 +4,14 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use cli::simulate::command::{self, SimulateArgs, policy_of};
+use cli::simulate::simulate_command::{self, SimulateArgs, policy_of};
 use gpupack_lab::policies::all::all;
 use gpupack_lab::{bound, bursts, mig, stress};
 use runtime::causes::with_causes;
 
 /// Research on gpupack's simulator
 #[derive(Debug, Parser)]
-struct Cli {
+struct LabCli {
     #[command(subcommand)]
     command: Command,
 }
@@ -22,26 +22,26 @@ enum Command {
     /// known beforehand
     Replay(SimulateArgs),
     /// Compare the first policy with the best of the others in worlds that are made from a trace
-    Stress(stress::command::StressArgs),
+    Stress(stress::stress_command::StressArgs),
     /// Print how much any policy could have allocated of a trace
-    Bound(bound::command::BoundArgs),
+    Bound(bound::bound_command::BoundArgs),
     /// Play pods that use more than they request now and then, under each rule of `borrow`
-    Bursts(bursts::command::BurstArgs),
+    Bursts(bursts::bursts_command::BurstArgs),
     /// Compare policies for MIG instances that are made on demand
-    Mig(mig::command::MigArgs),
+    Mig(mig::mig_command::MigArgs),
 }
 
 fn run() -> anyhow::Result<()> {
-    let command = Cli::command().mut_subcommand("replay", |replay| {
+    let command = LabCli::command().mut_subcommand("replay", |replay| {
         replay.mut_arg("policies", |policies| policies.value_parser(policy_of(all())))
     });
-    let cli = Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit());
+    let cli = LabCli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit());
     match cli.command {
-        Command::Replay(args) => Ok(command::run(&args)?),
-        Command::Stress(args) => stress::command::run(&args),
-        Command::Bound(args) => bound::command::run(&args),
-        Command::Bursts(args) => bursts::command::run(&args),
-        Command::Mig(args) => Ok(mig::command::run(&args)?),
+        Command::Replay(args) => Ok(simulate_command::run(&args)?),
+        Command::Stress(args) => stress::stress_command::run(&args),
+        Command::Bound(args) => bound::bound_command::run(&args),
+        Command::Bursts(args) => bursts::bursts_command::run(&args),
+        Command::Mig(args) => Ok(mig::mig_command::run(&args)?),
     }
 }
 

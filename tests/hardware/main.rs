@@ -17,7 +17,7 @@ mod orders;
 
 use std::io::Write;
 
-use agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
+use agent::gpu::sample::{Probe, ProbeError, ProcessSampling, Sample};
 use agent::nvml::probe::NvmlProbe;
 use agent::processes::pods::{PodsByProcess, pod_in_cgroup};
 use nvml_wrapper::Nvml;

@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::{Component, Path, PathBuf};
 
 use crate::source::{SourceFile, files, words};
-use agent::gpu::probe::Sample;
+use agent::gpu::sample::Sample;
 use agent::node::metrics::AgentMetrics;
 use control::metrics::demand::{AccountUse, Queue, TeamFigures};
 use control::metrics::fleet::Fleet;

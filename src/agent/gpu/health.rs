@@ -59,7 +59,7 @@ impl RecoveryAction {
 
 /// An event of the driver about a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum GpuEvent {
     Xid {
         number: u64,
         /// The GPU instance that it affects; `None`: the whole GPU.
@@ -71,7 +71,7 @@ pub enum Event {
     RecoveryChanged,
 }
 
-impl Event {
+impl GpuEvent {
     /// The same event, but for the whole GPU if it names an unknown instance. Too many devices are
     /// unhealthy then, rather than too few.
     pub fn of_known_instance(self, is_known: impl FnOnce(u32) -> bool) -> Self {
@@ -109,11 +109,11 @@ pub struct GpuHealth {
 
 impl GpuHealth {
     /// Takes in an event.
-    pub fn strike(&mut self, event: Event) {
+    pub fn strike(&mut self, event: GpuEvent) {
         let (instance, fault) = match event {
-            Event::RecoveryChanged => return,
-            Event::Unavailable => (None, DeviceFault::Unavailable),
-            Event::Xid { number, instance } => {
+            GpuEvent::RecoveryChanged => return,
+            GpuEvent::Unavailable => (None, DeviceFault::Unavailable),
+            GpuEvent::Xid { number, instance } => {
                 self.last_xid = Some(number);
                 if APPLICATION_XIDS.contains(&number) {
                     self.counts.application = self.counts.application.saturating_add(1);
@@ -180,8 +180,8 @@ impl GpuHealth {
 mod tests {
     use super::*;
 
-    fn xid(number: u64) -> Event {
-        Event::Xid { number, instance: None }
+    fn xid(number: u64) -> GpuEvent {
+        GpuEvent::Xid { number, instance: None }
     }
 
     #[test]
@@ -251,7 +251,7 @@ mod tests {
             (77, Some(DeviceFault::ResetRequired)),
         ] {
             let mut health = GpuHealth::default();
-            health.strike(Event::RecoveryChanged);
+            health.strike(GpuEvent::RecoveryChanged);
             health.strike(xid(RECOVERY_XID));
             assert_eq!(health.fault(None), None, "it only says: check the driver");
             health.learn_wish(Some(RecoveryAction::from_nvml(number)));
@@ -264,10 +264,10 @@ mod tests {
     #[test]
     fn an_instance_fails_alone_or_with_its_gpu() {
         let mut health = GpuHealth::default();
-        health.strike(Event::Xid { number: 95, instance: Some(2) });
+        health.strike(GpuEvent::Xid { number: 95, instance: Some(2) });
         assert_eq!(health.fault(Some(2)), Some(DeviceFault::Xid));
         assert_eq!((health.fault(Some(1)), health.fault(None)), (None, None));
-        health.strike(Event::Unavailable);
+        health.strike(GpuEvent::Unavailable);
         assert_eq!(health.fault(Some(1)), Some(DeviceFault::Unavailable));
         assert_eq!(health.fault(None), Some(DeviceFault::Unavailable));
     }

@@ -34,11 +34,11 @@ pub type Containers = BTreeMap<String, BTreeSet<String>>;
 /// driver is made under one, and none is held across an await.
 #[derive(Clone, Debug, Default)]
 pub struct LentLimits {
-    shared: Arc<Shared>,
+    shared: Arc<SharedLimits>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct SharedLimits {
     standing: Mutex<StandingOrders<LimitOrders>>,
     in_force: Mutex<LimitsInForce>,
     /// What became of the last order of each GPU.
@@ -55,12 +55,8 @@ impl LentLimits {
     /// Learns what the replica with this link orders now.
     pub fn learn(&self, link: usize, orders: Option<LimitOrders>, now: Timestamp) {
         let mut standing = self.shared.standing.lock();
-        let numbers = |standing: &StandingOrders<LimitOrders>| -> Vec<(u64, u64)> {
-            let orders = standing.orders().into_iter();
-            orders.flat_map(|all| all.gpus.iter().map(|gpu| (all.term, gpu.number))).collect()
-        };
-        let before = numbers(&standing);
-        if standing.learn(link, orders, now) && numbers(&standing) != before {
+        let before = numbers(standing.orders());
+        if standing.learn(link, orders, now) && numbers(standing.orders()) != before {
             self.shared.ordered.notify_one();
         }
     }
@@ -101,21 +97,22 @@ impl LentLimits {
     /// becomes of the orders without.
     pub fn carry_out(
         &self,
-        (orders, now): (Option<&LimitOrders>, Timestamp),
+        orders: Option<&LimitOrders>,
         gpus: &BTreeSet<String>,
         containers: Result<&Containers, &SetLimit>,
         driver: &impl LimitDriver,
+        now: Timestamp,
     ) {
         let before = self.in_force();
         let number = |gpu: &str| {
-            let known = before.gpus.iter().find(|it| it.gpu == gpu);
-            let of_term = orders.is_none_or(|orders| orders.term == before.term);
-            known.filter(|_| of_term).map_or(0, |known| known.number)
+            let known = before.gpus.iter().find(|known| known.gpu == gpu);
+            let is_same_term = orders.is_none_or(|orders| orders.term == before.term);
+            known.filter(|_| is_same_term).map_or(0, |known| known.number)
         };
         let mut limited = std::mem::take(&mut *self.shared.limited.lock());
         limited.retain(|(_, group)| {
-            let is_there = |all: &Containers| all.values().any(|groups| groups.contains(group));
-            containers.ok().is_none_or(is_there)
+            let containers = containers.ok();
+            containers.is_none_or(|all| all.values().any(|groups| groups.contains(group)))
         });
         let mut outcomes = std::mem::take(&mut *self.shared.outcomes.lock());
         let (mut in_force, mut are_done) = (Vec::new(), true);
@@ -123,7 +120,8 @@ impl LentLimits {
             if outcomes.get(gpu) == Some(&SetLimit::Refused) {
                 continue;
             }
-            let order = orders.iter().flat_map(|orders| &orders.gpus).find(|it| it.gpu == *gpu);
+            let order =
+                orders.iter().flat_map(|orders| &orders.gpus).find(|limits| limits.gpu == *gpu);
             let Some(order) = order else {
                 outcomes.remove(gpu);
                 in_force.push(NumberedGpu { gpu: gpu.clone(), number: number(gpu) });
@@ -148,6 +146,12 @@ impl LentLimits {
         *self.shared.in_force.lock() = LimitsInForce { term, gpus: in_force };
         *self.shared.done.lock() = orders.filter(|_| are_done).map(|all| (all.clone(), now));
     }
+}
+
+/// The orders for each GPU: their term and their numbers.
+fn numbers(orders: Option<&LimitOrders>) -> Vec<(u64, u64)> {
+    let orders = orders.into_iter();
+    orders.flat_map(|all| all.gpus.iter().map(|gpu| (all.term, gpu.number))).collect()
 }
 
 /// The limit of a control group on a GPU, in bytes.
@@ -234,8 +238,8 @@ fn obey(
             }
             // Read after the limit was lowered: it may have grown until then.
             let used = driver.read(&order.gpu, group).map(|now| now.used);
-            let is_within = |used| pod.keeps_more || used <= share.saturating_add(TOLERANCE_BYTES);
-            outcome = outcome.max(done_if(used.is_some_and(is_within)));
+            let most = share.saturating_add(TOLERANCE_BYTES);
+            outcome = outcome.max(done_if(used.is_some_and(|used| pod.keeps_more || used <= most)));
         }
     }
     if outcome == SetLimit::Done {

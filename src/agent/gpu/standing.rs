@@ -72,8 +72,8 @@ impl<O> Default for StandingOrders<O> {
 impl<O: Orders> StandingOrders<O> {
     /// Learns what the replica with this link says now. Returns whether other orders stand.
     pub(crate) fn learn(&mut self, link: usize, orders: Option<O>, now: Timestamp) -> bool {
-        let counts = |(_, heard): &(u64, Timestamp)| now.since(*heard) < TERM_COUNTS_FOR;
-        let newest = self.newest.filter(counts).map_or(0, |(term, _)| term);
+        let newest = self.newest.filter(|(_, heard)| now.since(*heard) < TERM_COUNTS_FOR);
+        let newest = newest.map_or(0, |(term, _)| term);
         let sane = orders.filter(|orders| {
             let is_sane = orders.count() <= MAX_ORDERS;
             if !is_sane {

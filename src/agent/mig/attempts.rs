@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::mig::plan::{Obstacle, Order, Plan};
+use crate::mig::plan::{MigOrder, MigPlan, Obstacle};
 use wire::report::bodies::MigFailure;
 use wire::report::limits::{MAX_MIG_ERROR_BYTES, MAX_MIG_FAILURES};
 use wire::units::Timestamp;
@@ -17,7 +17,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// The orders that could not be carried out.
 #[derive(Debug, Default)]
 pub struct Attempts {
-    failed: BTreeMap<Order, Attempt>,
+    failed: BTreeMap<MigOrder, Attempt>,
 }
 
 /// The failures of one order.
@@ -31,19 +31,21 @@ struct Attempt {
 
 impl Attempts {
     /// Takes out of a plan the steps that wait for another attempt.
-    pub fn hold_back(&self, plan: &mut Plan, now: Timestamp) {
-        let again = |order: &Order| self.failed.get(order).and_then(|it| it.again);
-        plan.steps.retain(|step| again(&step.order).is_none_or(|again| again <= now));
+    pub fn hold_back(&self, plan: &mut MigPlan, now: Timestamp) {
+        plan.steps.retain(|step| {
+            let attempt = self.failed.get(&step.order);
+            attempt.and_then(|attempt| attempt.again).is_none_or(|again| again <= now)
+        });
     }
 
     /// Notes that an order cannot be carried out now. As soon as it can be, it is tried.
-    pub fn refuse(&mut self, order: Order, obstacle: impl Into<Obstacle>) {
+    pub fn refuse(&mut self, order: MigOrder, obstacle: impl Into<Obstacle>) {
         let attempt = Attempt { obstacle: obstacle.into(), count: 0, again: None };
         self.failed.insert(order, attempt);
     }
 
     /// Notes that an order was tried and failed.
-    pub fn fail(&mut self, order: &Order, error: String, now: Timestamp) {
+    pub fn fail(&mut self, order: &MigOrder, error: String, now: Timestamp) {
         let count = self.failed.get(order).map_or(0, |before| before.count);
         let pause = FIRST_PAUSE.saturating_mul(1 << count.min(16)).min(LONGEST_PAUSE);
         let again = Some(now.plus(pause));
@@ -52,13 +54,13 @@ impl Attempts {
     }
 
     /// Forgets the orders that are not among these: they are done, or no longer given.
-    pub fn keep(&mut self, open: &BTreeSet<Order>) {
+    pub fn keep(&mut self, open: &BTreeSet<MigOrder>) {
         self.failed.retain(|order, _| open.contains(order));
     }
 
     /// When the next order is to be tried again.
     pub fn next(&self) -> Option<Timestamp> {
-        self.failed.values().filter_map(|it| it.again).min()
+        self.failed.values().filter_map(|attempt| attempt.again).min()
     }
 
     /// The failures, as they are reported: those that an extender would accept, the first 64.
@@ -72,8 +74,7 @@ impl Attempts {
 
 /// An error as it may be reported: printable, and cut.
 fn sentence(error: &str) -> String {
-    let printable = |letter: char| if letter.is_control() { ' ' } else { letter };
-    let mut text: String = error.chars().map(printable).collect();
+    let mut text = error.replace(char::is_control, " ");
     while text.len() > MAX_MIG_ERROR_BYTES {
         text.pop();
     }
@@ -83,19 +84,19 @@ fn sentence(error: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mig::plan::{Step, Unfinished, Units, Work};
+    use crate::mig::plan::{MigStep, Unfinished, Units, Work};
     use wire::report::bodies::MakeInstance;
 
-    fn order(start: u32) -> Order {
+    fn order(start: u32) -> MigOrder {
         let (gpu, profile) = ("GPU-a".to_owned(), "1g.10gb".to_owned());
-        Order::to_make(MakeInstance { gpu, profile, start })
+        MigOrder::to_make(MakeInstance { gpu, profile, start })
     }
 
-    fn plan(start: u32) -> Plan {
+    fn plan(start: u32) -> MigPlan {
         let (gpu, slot) = ("GPU-a".to_owned(), Units { start, size: 1 });
         let begun = Unfinished { gpu, profile: 19, slot, is_new: true };
-        let step = Step { order: order(start), work: Work::Make, begun };
-        Plan { steps: vec![step], failures: Vec::new() }
+        let step = MigStep { order: order(start), work: Work::Make, begun };
+        MigPlan { steps: vec![step], failures: Vec::new() }
     }
 
     fn is_due(attempts: &Attempts, start: u32, millis: u64) -> bool {

@@ -38,6 +38,13 @@ struct Content {
     unfinished: Vec<Unfinished>,
 }
 
+impl Content {
+    /// Instances that are made or begun.
+    fn count(&self) -> usize {
+        self.made.len() + self.unfinished.len()
+    }
+}
+
 /// The instances made since the last boot, and the file with them.
 #[derive(Debug)]
 pub struct MadeInstances {
@@ -77,7 +84,7 @@ impl MadeInstances {
     pub fn begin(&mut self, work: Unfinished) -> io::Result<()> {
         self.changes += 1;
         let mut next = self.content.clone();
-        next.unfinished.retain(|it| !it.is_same_place(&work));
+        next.unfinished.retain(|known| !known.is_same_place(&work));
         next.unfinished.push(work);
         self.replace(next)
     }
@@ -90,21 +97,24 @@ impl MadeInstances {
     pub fn settle(&mut self, layouts: &[GpuLayout]) -> io::Result<()> {
         let mut next = self.content.clone();
         next.unfinished.retain(|work| {
-            let Some(gpu) = layouts.iter().find(|it| it.uuid == work.gpu) else { return true };
-            let Some(there) = gpu.instances.iter().find(|it| work.is(gpu, it)) else {
+            let Some(gpu) = layouts.iter().find(|layout| layout.uuid == work.gpu) else {
+                return true;
+            };
+            let Some(there) = gpu.instances.iter().find(|instance| work.is(gpu, instance)) else {
                 return false;
             };
             if work.is_new {
-                let whole = there.devices.iter().map(|it| (it.clone(), gpu.uuid.clone()));
+                let whole = there.devices.iter().map(|device| (device.clone(), gpu.uuid.clone()));
                 next.made.extend(whole);
             }
             there.devices.is_empty()
         });
-        let is_there = |uuid: &String, gpu: &String| {
-            let known = layouts.iter().find(|it| it.uuid == *gpu);
-            known.is_none_or(|it| it.instances.iter().any(|it| it.devices.contains(uuid)))
-        };
-        next.made.retain(|uuid, gpu| is_there(uuid, gpu));
+        next.made.retain(|uuid, gpu| {
+            let known = layouts.iter().find(|layout| layout.uuid == *gpu);
+            known.is_none_or(|layout| {
+                layout.instances.iter().any(|instance| instance.devices.contains(uuid))
+            })
+        });
         while next.made.len() > MAX_INSTANCES {
             next.made.pop_last();
         }
@@ -129,10 +139,10 @@ impl MadeInstances {
         let mut next = self.content.clone();
         let in_mig_mode = layouts.iter().filter(|gpu| gpu.is_in_mig_mode);
         for (gpu, there) in
-            in_mig_mode.flat_map(|gpu| gpu.instances.iter().map(move |it| (gpu, it)))
+            in_mig_mode.flat_map(|gpu| gpu.instances.iter().map(move |instance| (gpu, instance)))
         {
             let is_known = |work: &Unfinished| work.is(gpu, there);
-            let count = next.made.len() + next.unfinished.len() + there.devices.len();
+            let count = next.count() + there.devices.len();
             match &there.devices[..] {
                 _ if count >= MAX_INSTANCES => break,
                 all if all.iter().any(|uuid| of_kubelet.contains(uuid)) => {}
@@ -142,8 +152,7 @@ impl MadeInstances {
                 all => next.made.extend(all.iter().map(|uuid| (uuid.clone(), gpu.uuid.clone()))),
             }
         }
-        let count = |content: &Content| content.made.len() + content.unfinished.len();
-        let adopted = count(&next) - count(&self.content);
+        let adopted = next.count() - self.content.count();
         if adopted > 0 {
             self.changes += 1;
             self.replace(next)?;
@@ -153,16 +162,15 @@ impl MadeInstances {
 
     /// The orders of which none is about an instance that was not made here.
     pub fn own(&self, orders: &MigOrders) -> MigOrders {
-        let is_own = |uuid: &&String| self.content.made.contains_key(*uuid);
-        let remove = orders.remove.iter().filter(is_own).cloned().collect();
-        MigOrders { remove, ..orders.clone() }
+        let own = orders.remove.iter().filter(|uuid| self.content.made.contains_key(*uuid));
+        MigOrders { remove: own.cloned().collect(), ..orders.clone() }
     }
 
     /// Notes that the driver refused what was begun. A whole instance at that place is then of others.
     pub fn refused(&mut self, work: &Unfinished, layout: &GpuLayout) {
-        let there = layout.instances.iter().find(|it| work.is(layout, it));
-        if there.is_some_and(|it| !it.devices.is_empty()) {
-            self.content.unfinished.retain(|it| !it.is_same_place(work));
+        let there = layout.instances.iter().find(|instance| work.is(layout, instance));
+        if there.is_some_and(|instance| !instance.devices.is_empty()) {
+            self.content.unfinished.retain(|known| !known.is_same_place(work));
             self.changes += 1;
         }
     }
@@ -179,7 +187,7 @@ impl MadeInstances {
         if changes != self.changes || !self.content.unfinished.is_empty() {
             return;
         }
-        let has = |uuid: &String| inventory.iter().any(|it| it.uuid == *uuid);
+        let has = |uuid: &String| inventory.iter().any(|device| device.uuid == *uuid);
         let is_kept = |uuid: &String, gpu: &String| !has(gpu) || has(uuid);
         if self.content.made.iter().all(|(uuid, gpu)| is_kept(uuid, gpu)) {
             return;
@@ -199,8 +207,9 @@ impl MadeInstances {
         };
         let is_it = |work: &Unfinished| {
             let slot = device.mig_placement;
-            let is_there =
-                slot.is_some_and(|it| it.start == work.slot.start && it.size == work.slot.size);
+            let is_there = slot.is_some_and(|place| {
+                place.start == work.slot.start && place.size == work.slot.size
+            });
             work.is_new && work.gpu == *gpu && is_there
         };
         self.content.made.contains_key(&device.uuid) || self.content.unfinished.iter().any(is_it)

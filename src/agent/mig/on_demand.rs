@@ -16,11 +16,11 @@ use wire::units::Timestamp;
 /// is made under one, and none is held across an await.
 #[derive(Clone, Debug)]
 pub struct MigOnDemand {
-    shared: Arc<Shared>,
+    shared: Arc<SharedMig>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct SharedMig {
     standing: Mutex<StandingOrders<MigOrders>>,
     /// What the newest leader has promised to pods.
     promises: Mutex<MigPromises>,
@@ -41,7 +41,7 @@ impl MigOnDemand {
         let boot = boot.map(|boot| boot.trim().to_owned());
         let made = Mutex::new(MadeInstances::read(folder, boot));
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(SharedMig {
                 standing: Mutex::default(),
                 promises: Mutex::default(),
                 made,
@@ -64,7 +64,7 @@ impl MigOnDemand {
         let term = standing.orders().map(|orders| orders.term);
         drop(standing);
         // Of a leader that is obeyed. They stay when it does not answer any more.
-        if let Some(promised) = promised.filter(|it| Some(it.term) == term) {
+        if let Some(promised) = promised.filter(|promises| Some(promises.term) == term) {
             *self.shared.promises.lock() = promised;
         }
         if are_new {

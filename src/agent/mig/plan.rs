@@ -63,9 +63,13 @@ pub struct Units {
 }
 
 impl Units {
+    /// The unit after the last one.
+    fn end(self) -> u32 {
+        self.start.saturating_add(self.size)
+    }
+
     fn overlaps(self, other: Self) -> bool {
-        let end = |units: Self| units.start.saturating_add(units.size);
-        self.start < end(other) && other.start < end(self)
+        self.start < other.end() && other.start < self.end()
     }
 }
 
@@ -90,9 +94,9 @@ impl Unfinished {
 
 /// One change of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct MigStep {
     /// The order that it carries out, as it is reported if it fails.
-    pub order: Order,
+    pub order: MigOrder,
     pub work: Work,
     pub begun: Unfinished,
 }
@@ -110,7 +114,7 @@ pub enum Work {
 
 /// An order, for its failures and its pauses.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Order {
+pub struct MigOrder {
     pub place: MakeInstance,
     /// What is to become of it.
     pub wish: Wish,
@@ -127,7 +131,7 @@ pub enum Wish {
     Cleared,
 }
 
-impl Order {
+impl MigOrder {
     /// The order to make an instance.
     pub fn to_make(place: MakeInstance) -> Self {
         Self { place, wish: Wish::There }
@@ -162,16 +166,16 @@ impl<T: Into<String>> From<T> for Obstacle {
 
 /// Steps, and orders that cannot be carried out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct MigPlan {
     /// What to do, in this order.
-    pub steps: Vec<Step>,
+    pub steps: Vec<MigStep>,
     /// What is in the way of the other orders.
-    pub failures: Vec<(Order, Obstacle)>,
+    pub failures: Vec<(MigOrder, Obstacle)>,
 }
 
-impl Plan {
+impl MigPlan {
     /// All orders that it is about.
-    pub fn orders(&self) -> impl Iterator<Item = Order> {
+    pub fn orders(&self) -> impl Iterator<Item = MigOrder> {
         let steps = self.steps.iter().map(|step| step.order.clone());
         steps.chain(self.failures.iter().map(|(order, _)| order.clone()))
     }
@@ -180,10 +184,10 @@ impl Plan {
 impl GpuLayout {
     /// The place of an instance in the words of an order.
     fn place(&self, instance: &GpuInstance) -> MakeInstance {
-        let named = self.profiles.iter().find(|it| it.id == instance.profile);
+        let named = self.profiles.iter().find(|profile| profile.id == instance.profile);
         let profile = named.map_or_else(
             || format!("profile {}", instance.profile),
-            |it| it.report.profile.clone(),
+            |profile| profile.report.profile.clone(),
         );
         MakeInstance { gpu: self.uuid.clone(), profile, start: instance.slot.start }
     }
@@ -198,45 +202,45 @@ impl GpuLayout {
 /// What to remove: the instances that are ordered to go, unless they are also ordered to be there,
 /// and what is left of an instance that the agent began and that is not ordered. An instance that
 /// is not there is gone already.
-pub fn removals(orders: &MigOrders, layouts: &Layouts, unfinished: &[Unfinished]) -> Plan {
+pub fn removals(orders: &MigOrders, layouts: &Layouts, unfinished: &[Unfinished]) -> MigPlan {
     let wanted: BTreeSet<&MakeInstance> = orders.make.iter().collect();
     let goes: BTreeSet<&String> = orders.remove.iter().collect();
-    let mut plan = Plan::default();
+    let mut plan = MigPlan::default();
     for (gpu, instance) in
-        layouts.gpus.iter().flat_map(|gpu| gpu.instances.iter().map(move |it| (gpu, it)))
+        layouts.gpus.iter().flat_map(|gpu| gpu.instances.iter().map(move |own| (gpu, own)))
     {
         let place = gpu.place(instance);
         if wanted.contains(&place) {
             continue;
         }
         let ordered = instance.devices.iter().filter(|uuid| goes.contains(uuid)).count();
-        let is_left =
-            instance.devices.is_empty() && unfinished.iter().any(|it| it.is(gpu, instance));
+        let is_left = instance.devices.is_empty()
+            && unfinished.iter().any(|started| started.is(gpu, instance));
         if ordered == 0 && !is_left {
             continue;
         }
         let uuid = instance.devices.iter().find(|uuid| goes.contains(uuid));
         let wish = uuid.map_or(Wish::Cleared, |uuid| Wish::Gone(uuid.clone()));
-        let order = Order { place, wish };
+        let order = MigOrder { place, wish };
         if ordered < instance.devices.len() {
             let error = "its GPU instance has other compute instances, which are not to go";
             plan.failures.push((order, error.into()));
             continue;
         }
         let begun = gpu.begun(instance);
-        plan.steps.push(Step { order, work: Work::Remove(instance.id), begun });
+        plan.steps.push(MigStep { order, work: Work::Remove(instance.id), begun });
     }
     plan
 }
 
 /// What to make of what is ordered and not there.
-pub fn makes(orders: &MigOrders, layouts: &Layouts, unfinished: &[Unfinished]) -> Plan {
+pub fn makes(orders: &MigOrders, layouts: &Layouts, unfinished: &[Unfinished]) -> MigPlan {
     let wanted: BTreeSet<&MakeInstance> = orders.make.iter().collect();
-    let mut plan = Plan::default();
+    let mut plan = MigPlan::default();
     for place in wanted {
-        let order = Order::to_make(place.clone());
+        let order = MigOrder::to_make(place.clone());
         match make(place, layouts, unfinished) {
-            Ok(Some((work, begun))) => plan.steps.push(Step { order, work, begun }),
+            Ok(Some((work, begun))) => plan.steps.push(MigStep { order, work, begun }),
             Ok(None) => {}
             Err(error) => plan.failures.push((order, error)),
         }
@@ -250,7 +254,7 @@ fn make(
     layouts: &Layouts,
     unfinished: &[Unfinished],
 ) -> Result<Option<(Work, Unfinished)>, Obstacle> {
-    let gpu = layouts.gpus.iter().find(|it| it.uuid == place.gpu);
+    let gpu = layouts.gpus.iter().find(|gpu| gpu.uuid == place.gpu);
     let gpu = gpu.ok_or_else(|| {
         let error = layouts.unread.get(&place.gpu).cloned();
         error.unwrap_or_else(|| "the node has no such GPU, or it does not answer".to_owned())
@@ -258,7 +262,7 @@ fn make(
     if !gpu.is_in_mig_mode {
         return Err("the GPU is not in MIG mode".into());
     }
-    let known = gpu.profiles.iter().find(|it| it.report.profile == place.profile);
+    let known = gpu.profiles.iter().find(|profile| profile.report.profile == place.profile);
     let known = known.ok_or("the driver has no such profile for this GPU")?;
     if !known.report.starts.contains(&place.start) {
         let error = format!("an instance of this profile cannot begin at unit {}", place.start);
@@ -266,14 +270,14 @@ fn make(
     }
     let slot = Units { start: place.start, size: known.report.size };
     let begun = Unfinished { gpu: gpu.uuid.clone(), profile: known.id, slot, is_new: true };
-    let Some(there) = gpu.instances.iter().find(|it| it.slot.overlaps(slot)) else {
+    let Some(there) = gpu.instances.iter().find(|instance| instance.slot.overlaps(slot)) else {
         return Ok(Some((Work::Make, begun)));
     };
     let is_it = begun.is(gpu, there);
     if is_it && !there.devices.is_empty() {
         return Ok(None);
     }
-    if is_it && unfinished.iter().any(|it| it.is(gpu, there)) {
+    if is_it && unfinished.iter().any(|started| started.is(gpu, there)) {
         return Ok(Some((Work::Complete(there.id), begun)));
     }
     let MakeInstance { profile, start, .. } = gpu.place(there);

@@ -107,17 +107,11 @@ impl Client {
     /// The client that these variables describe, with the device `uuid` alone. If a variable occurs
     /// twice, programs take the first or the last: all must agree.
     fn of(environment: &[u8], uuid: &str) -> Option<Self> {
-        let values = |name: &'static str| {
-            environment.split(|byte| *byte == 0).filter_map(move |variable| {
-                let value = variable.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
-                Some(std::str::from_utf8(value).ok())
-            })
-        };
         let mut memory_mib = None;
-        for value in values("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT") {
+        for value in values(environment, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT") {
             memory_mib = memory_mib.max(Some(allowed_mib(value?, uuid)?));
         }
-        let mut pipes: Vec<Option<&str>> = values("CUDA_MPS_PIPE_DIRECTORY").collect();
+        let mut pipes: Vec<Option<&str>> = values(environment, "CUDA_MPS_PIPE_DIRECTORY").collect();
         pipes.dedup();
         let pipes = match pipes[..] {
             [] => DEFAULT_PIPES,
@@ -126,6 +120,14 @@ impl Client {
         };
         Some(Self { pipes: PathBuf::from(pipes), memory_mib: memory_mib? })
     }
+}
+
+/// The values of a variable in an environment; `None` for one that is no text.
+fn values<'a>(environment: &'a [u8], name: &'a str) -> impl Iterator<Item = Option<&'a str>> {
+    environment.split(|byte| *byte == 0).filter_map(move |variable| {
+        let value = variable.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
+        Some(std::str::from_utf8(value).ok())
+    })
 }
 
 /// The largest amount that a list of limits, such as `0=4096M`, allows on the device `uuid`, in

@@ -75,11 +75,11 @@ pub struct MpsSettings {
 /// The daemons of a node; a handle, cheap to copy.
 #[derive(Clone, Debug)]
 pub struct MpsDaemons {
-    shared: Arc<Shared>,
+    shared: Arc<SharedDaemons>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct SharedDaemons {
     settings: MpsSettings,
     clock: Clock,
     /// The devices of the node.
@@ -111,16 +111,12 @@ impl MpsDaemons {
     pub fn new(settings: MpsSettings, clock: Clock) -> Self {
         let devices = watch::Sender::new(Devices::default());
         let (unanswered, known) = (Unanswered::default(), Mutex::default());
-        Self { shared: Arc::new(Shared { settings, clock, devices, unanswered, known }) }
+        Self { shared: Arc::new(SharedDaemons { settings, clock, devices, unanswered, known }) }
     }
 
     /// Learns the devices. The agent never manages MIG instances: another process's daemon may
     /// serve them.
     pub fn learn(&self, inventory: &[DeviceReport]) {
-        let is_plain = |uuid: &str| {
-            !uuid.is_empty()
-                && uuid.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
-        };
         let devices = inventory.iter().filter(|device| is_plain(&device.uuid));
         let duties = devices.filter_map(|device| match device.kind {
             DeviceKind::Gpu => Some((device.uuid.clone(), self.shared.settings.duty)),
@@ -184,7 +180,7 @@ impl MpsLoops {
     }
 }
 
-impl Shared {
+impl SharedDaemons {
     fn control(&self, uuid: &str) -> Control {
         let folder = self.settings.folder.join(uuid);
         let (pipes, logs) = (folder.join("pipe"), folder.join("log"));
@@ -209,8 +205,13 @@ impl Shared {
     }
 }
 
+/// Whether the name of a folder can have this UUID in it as it is.
+fn is_plain(uuid: &str) -> bool {
+    !uuid.is_empty() && uuid.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+}
+
 /// Keeps one loop for each device, until all have to end.
-async fn look_after(shared: Arc<Shared>) {
+async fn look_after(shared: Arc<SharedDaemons>) {
     let mut news = shared.devices.subscribe();
     let mut keepers = JoinSet::new();
     let mut running: BTreeMap<String, AbortHandle> = BTreeMap::new();
@@ -249,8 +250,8 @@ async fn sweep(settings: MpsSettings) {
     }
     let (shown, proc_root) = (folder.clone(), settings.proc_root);
     let spared = LOOKS_PER_SWEEP * settings.query_every;
-    let swept = move || memory::sweep(&folder, &proc_root, spared);
-    match tokio::task::spawn_blocking(swept).await {
+    let swept = tokio::task::spawn_blocking(move || memory::sweep(&folder, &proc_root, spared));
+    match swept.await {
         Ok(Ok(0)) | Err(_) => {}
         Ok(Ok(removed)) => tracing::info!(removed, "removed what clients of MPS left in memory"),
         Ok(Err(error)) => {
@@ -262,7 +263,7 @@ async fn sweep(settings: MpsSettings) {
 
 /// Manages the daemon of one device.
 struct Keeper {
-    shared: Arc<Shared>,
+    shared: Arc<SharedDaemons>,
     control: Control,
     uuid: String,
     duty: Duty,
@@ -277,7 +278,7 @@ struct Keeper {
 }
 
 impl Keeper {
-    fn new(shared: &Arc<Shared>, uuid: &str, duty: Duty) -> Self {
+    fn new(shared: &Arc<SharedDaemons>, uuid: &str, duty: Duty) -> Self {
         Self {
             control: shared.control(uuid),
             shared: Arc::clone(shared),

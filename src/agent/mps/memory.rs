@@ -23,7 +23,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use crate::processes::mounts::{Mounts, Place};
+use crate::processes::mounts::{FilePlace, Mounts};
 use runtime::clock::Clock;
 
 /// Most entries removed or moved at once; the rest follows the next time.
@@ -93,7 +93,7 @@ pub(crate) fn sweep(folder: &Path, proc_root: &Path, spared: Duration) -> io::Re
 /// Whether processes with these mounts have `shared` as their shared memory. A container mounts
 /// `SHARED_MEMORY`, and that mount decides. If it is not mounted, it may be a link: then each
 /// process that can reach `shared` counts, except on the host, which sees all mounts.
-fn are_clients(mounts: &Mounts, shared: &Place, is_host: bool) -> bool {
+fn are_clients(mounts: &Mounts, shared: &FilePlace, is_host: bool) -> bool {
     let path = Path::new(SHARED_MEMORY);
     let is_sent = is_host || mounts.is_mount_point(path);
     mounts.place(path).as_ref() == Some(shared) || (!is_sent && mounts.are_near(shared))
@@ -102,9 +102,9 @@ fn are_clients(mounts: &Mounts, shared: &Place, is_host: bool) -> bool {
 /// Whether an entry has not changed for the time `spared`, by its ctime, which its owner cannot
 /// set. A time in the future comes from a clock that was set back, and counts as old.
 fn is_old(found: &Metadata, spared: Duration) -> bool {
-    let part = |number: i64| u64::try_from(number).unwrap_or(0);
-    let since_1970 = Duration::from_secs(part(found.ctime()))
-        .saturating_add(Duration::from_nanos(part(found.ctime_nsec())));
+    let [seconds, nanos] =
+        [found.ctime(), found.ctime_nsec()].map(|number| u64::try_from(number).unwrap_or(0));
+    let since_1970 = Duration::from_secs(seconds).saturating_add(Duration::from_nanos(nanos));
     Clock::age_of(since_1970).is_none_or(|age| age >= spared)
 }
 
@@ -173,9 +173,12 @@ impl Broom {
 
 /// The folders of all processes.
 fn processes(proc_root: &Path) -> io::Result<Vec<PathBuf>> {
-    let is_number = |name: &OsStr| name.as_encoded_bytes().iter().all(u8::is_ascii_digit);
     let entries = fs::read_dir(proc_root)?.filter_map(Result::ok);
     Ok(entries.filter(|entry| is_number(&entry.file_name())).map(|entry| entry.path()).collect())
+}
+
+fn is_number(name: &OsStr) -> bool {
+    name.as_encoded_bytes().iter().all(u8::is_ascii_digit)
 }
 
 /// The inodes of the files that a process has open or mapped; too many rather than too few.

@@ -9,8 +9,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::gpu::probe::{ProcessSampling, Sample};
-use wire::report::bodies::{Allocation, AllocationState};
+use crate::gpu::sample::{ProcessSampling, Sample, is_draining};
+use wire::report::bodies::Allocation;
 use wire::units::Timestamp;
 
 /// Longest time between two lists of processes.
@@ -59,9 +59,10 @@ impl Cadence {
     /// Whether the sample taken `now` lists processes.
     pub fn sampling(&mut self, allocations: &[Allocation], now: Timestamp) -> ProcessSampling {
         self.sampled = now;
-        let draining = allocations.iter().filter(|it| it.state == AllocationState::Draining);
-        let since = |uid: &String| self.drains.get(uid).copied().unwrap_or(now);
-        self.drains = draining.map(|it| (it.pod_uid.clone(), since(&it.pod_uid))).collect();
+        let draining = allocations.iter().filter(|allocation| is_draining(allocation));
+        let uids = draining.map(|allocation| &allocation.pod_uid);
+        self.drains =
+            uids.map(|uid| (uid.clone(), *self.drains.get(uid).unwrap_or(&now))).collect();
         let is_due = self.listed.is_none_or(|listed| now.since(listed) >= LIST_EVERY);
         if is_due || self.has_recent_drain(allocations) {
             ProcessSampling::List
@@ -72,10 +73,11 @@ impl Cadence {
 
     /// Whether any pod has started to drain recently.
     fn has_recent_drain(&self, allocations: &[Allocation]) -> bool {
-        let is_new = |uid: &String| {
-            self.drains.get(uid).is_none_or(|since| self.sampled.since(*since) < QUICK_FOR)
-        };
-        allocations.iter().any(|it| it.state == AllocationState::Draining && is_new(&it.pod_uid))
+        let mut draining = allocations.iter().filter(|allocation| is_draining(allocation));
+        draining.any(|allocation| {
+            let since = self.drains.get(&allocation.pod_uid);
+            since.is_none_or(|since| self.sampled.since(*since) < QUICK_FOR)
+        })
     }
 
     /// Whether a sample without lists shows that lists are needed at once. That is so if a device
@@ -96,7 +98,8 @@ impl Cadence {
     /// Learns that `sample`, taken `now`, has lists of processes.
     pub fn learn_lists(&mut self, sample: &Sample, now: Timestamp) {
         self.listed = Some(now);
-        let used = sample.uses.iter().map(|it| (it.uuid.clone(), it.used_mib.unwrap_or(0)));
+        let used =
+            sample.uses.iter().map(|device| (device.uuid.clone(), device.used_mib.unwrap_or(0)));
         self.listed_mib = used.collect();
     }
 
@@ -125,7 +128,7 @@ mod tests {
 
     use super::*;
     use wire::api::condition::DeviceFault;
-    use wire::report::bodies::{AllocatedDevice, DeviceUse};
+    use wire::report::bodies::{AllocatedDevice, AllocationState, DeviceUse};
 
     fn allocation(state: AllocationState) -> Allocation {
         let part =

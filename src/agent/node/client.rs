@@ -9,7 +9,7 @@ use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};
 use hyper::{Request, StatusCode};
 use tokio::sync::Semaphore;
 
-use crate::node::session::Answer;
+use crate::node::session::ExtenderAnswer;
 use runtime::certificates::ServerProof;
 use runtime::http_client::{HttpClient, address_with};
 use wire::api::error::{Error, ErrorReason};
@@ -80,7 +80,7 @@ impl ExtenderClient {
 
     /// Waits for a permit, calls `write`, and sends the report. It is written last, so that it is
     /// as recent as possible.
-    pub async fn put(&self, node: &str, write: impl FnOnce() -> Report) -> Answer {
+    pub async fn put(&self, node: &str, write: impl FnOnce() -> Report) -> ExtenderAnswer {
         let _permit = self.permits.acquire().await.expect("the semaphore is never closed");
         let body = serde_json::to_vec(&write()).expect("a report has no map and cannot fail");
         let mut request = Request::put(format!("{}{}", self.base, report_path(node)))
@@ -89,7 +89,7 @@ impl ExtenderClient {
         match self.proof.authorization() {
             Ok(Some(token)) => request = request.header(AUTHORIZATION, token),
             Ok(None) => {}
-            Err(error) => return Answer::Refused { error },
+            Err(error) => return ExtenderAnswer::Refused { error },
         }
         let request = request.body(Full::new(Bytes::from(body)));
         let answered = match request {
@@ -98,29 +98,32 @@ impl ExtenderClient {
         };
         match answered {
             Ok((status, body)) => read(status, &body),
-            Err(error) => Answer::Away { error },
+            Err(error) => ExtenderAnswer::Away { error },
         }
     }
 }
 
 /// The meaning of an answer.
-fn read(status: StatusCode, body: &[u8]) -> Answer {
+fn read(status: StatusCode, body: &[u8]) -> ExtenderAnswer {
     if status == StatusCode::OK {
         return match serde_json::from_slice::<Reply>(body) {
-            Ok(reply) => Answer::Reply(reply),
-            Err(error) => Answer::Refused { error: format!("its reply cannot be read: {error}") },
+            Ok(reply) => ExtenderAnswer::Reply(reply),
+            Err(error) => {
+                ExtenderAnswer::Refused { error: format!("its reply cannot be read: {error}") }
+            }
         };
     }
     let refusal = serde_json::from_slice::<Error>(body).ok();
     let reason = refusal.as_ref().and_then(|refusal| refusal.reason);
     if status == StatusCode::CONFLICT && reason == Some(ErrorReason::SessionExpired) {
-        return Answer::SessionExpired;
+        return ExtenderAnswer::SessionExpired;
     }
-    let error = refusal.map_or_else(|| status.to_string(), |it| format!("{status}: {}", it.error));
+    let error = refusal
+        .map_or_else(|| status.to_string(), |refusal| format!("{status}: {}", refusal.error));
     let is_away = status.is_server_error()
         || matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::NOT_FOUND);
     // Not found: the extender does not know the node yet.
-    if is_away { Answer::Away { error } } else { Answer::Refused { error } }
+    if is_away { ExtenderAnswer::Away { error } } else { ExtenderAnswer::Refused { error } }
 }
 
 #[cfg(test)]

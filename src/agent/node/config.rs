@@ -46,7 +46,7 @@ pub(crate) struct Extender {
 }
 
 /// State that the loops of one node share.
-pub(crate) struct Node {
+pub(crate) struct AgentNode {
     pub(crate) name: String,
     /// The allocations on it, as the extenders report them.
     pub(crate) allocations: Mutex<NodeAllocations>,
@@ -58,7 +58,7 @@ pub(crate) struct Node {
     pub(crate) limits: Option<LentLimits>,
 }
 
-impl Node {
+impl AgentNode {
     /// The allocations. The lock is short and never held across an await.
     pub(crate) fn allocations(&self) -> MutexGuard<'_, NodeAllocations> {
         self.allocations.lock()

@@ -23,7 +23,7 @@ use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 use tower::service_fn;
 
-use crate::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
+use crate::gpu::sample::{Probe, ProbeError, ProcessSampling, Sample};
 use wire::api::condition::DeviceFault;
 use wire::report::bodies::Allocation;
 use wire::units::Timestamp;
@@ -206,7 +206,7 @@ pub async fn allocatable(socket: &Path) -> Result<BTreeSet<String>, KubeletError
             answer.map(|answer| answer.get_ref().uuids()).map_err(refused)
         }
         ended = connection => Err(KubeletError::Connection {
-            cause: ended.err().map_or_else(|| "it was closed".to_owned(), |it| it.to_string()),
+            cause: ended.err().map_or_else(|| "it was closed".to_owned(), |error| error.to_string()),
         }),
     }
 }

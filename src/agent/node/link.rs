@@ -6,17 +6,17 @@ use std::time::Duration;
 use rand::Rng;
 use tokio::sync::watch;
 
-use crate::gpu::probe::Sample;
+use crate::gpu::sample::Sample;
 use crate::mig::on_demand::MigOnDemand;
-use crate::node::config::{Extender, Node};
-use crate::node::session::{Answer, ContactChange, Next, Session};
+use crate::node::config::{AgentNode, Extender};
+use crate::node::session::{ContactChange, ExtenderAnswer, Next, Session};
 use runtime::clock::Clock;
 use wire::report::bodies::Report;
 use wire::units::Timestamp;
 
 /// Reports one node to one extender.
 pub(crate) struct Link {
-    pub(crate) node: Arc<Node>,
+    pub(crate) node: Arc<AgentNode>,
     /// Number of the link to this extender.
     pub(crate) number: usize,
     pub(crate) extender: Arc<Extender>,
@@ -74,22 +74,24 @@ impl Link {
         self.log_changes(&answer);
         let mut allocations = self.node.allocations();
         match answer {
-            Answer::Reply(reply) => {
+            ExtenderAnswer::Reply(reply) => {
                 if allocations.learn(self.number, reply.allocations) {
                     self.node.news.notify_one();
                 }
             }
-            Answer::SessionExpired => {}
-            Answer::Refused { .. } | Answer::Away { .. } => allocations.lose(self.number),
+            ExtenderAnswer::SessionExpired => {}
+            ExtenderAnswer::Refused { .. } | ExtenderAnswer::Away { .. } => {
+                allocations.lose(self.number)
+            }
         }
         next
     }
 
     /// Takes the orders in an answer. They end with an answer that is none.
-    fn take_orders(&self, answer: &Answer) {
-        let Node { mig, limits, .. } = &*self.node;
+    fn take_orders(&self, answer: &ExtenderAnswer) {
+        let AgentNode { mig, limits, .. } = &*self.node;
         match answer {
-            Answer::Reply(reply) if self.session.obeys(reply) => {
+            ExtenderAnswer::Reply(reply) if self.session.obeys(reply) => {
                 let now = self.clock.now();
                 if let Some(mig) = mig {
                     mig.learn(self.number, reply.mig_orders.clone(), now);
@@ -99,8 +101,10 @@ impl Link {
                 }
             }
             // It answers an older report, or one of another session: the next one counts.
-            Answer::Reply(_) => {}
-            Answer::SessionExpired | Answer::Refused { .. } | Answer::Away { .. } => {
+            ExtenderAnswer::Reply(_) => {}
+            ExtenderAnswer::SessionExpired
+            | ExtenderAnswer::Refused { .. }
+            | ExtenderAnswer::Away { .. } => {
                 if let Some(mig) = mig {
                     mig.lose(self.number);
                 }
@@ -113,21 +117,21 @@ impl Link {
 
     /// Logs changes: those of the extender once, whatever the number of nodes, and those of this
     /// node's reports for each node.
-    fn log_changes(&mut self, answer: &Answer) {
+    fn log_changes(&mut self, answer: &ExtenderAnswer) {
         let (node, extender) = (&self.node.name, self.extender.client.address());
         let was_refused = self.is_refused;
-        self.is_refused = matches!(answer, Answer::Refused { .. });
+        self.is_refused = matches!(answer, ExtenderAnswer::Refused { .. });
         match answer {
-            Answer::Refused { error } if !was_refused => {
+            ExtenderAnswer::Refused { error } if !was_refused => {
                 tracing::error!(%node, extender, error, "the extender refuses this node's reports");
             }
-            Answer::Reply(_) if was_refused => {
+            ExtenderAnswer::Reply(_) if was_refused => {
                 tracing::info!(%node, extender, "the extender takes this node's reports again");
             }
-            Answer::Reply(_)
-            | Answer::Refused { .. }
-            | Answer::SessionExpired
-            | Answer::Away { .. } => {}
+            ExtenderAnswer::Reply(_)
+            | ExtenderAnswer::Refused { .. }
+            | ExtenderAnswer::SessionExpired
+            | ExtenderAnswer::Away { .. } => {}
         }
         let mut contact = self.extender.contact.lock();
         match contact.settle(answer, self.clock.now()) {

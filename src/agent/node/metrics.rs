@@ -10,7 +10,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use prometheus::{Encoder, GaugeVec, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder};
 
-use crate::gpu::probe::Sample;
+use crate::gpu::sample::Sample;
 use wire::report::bodies::{Allocation, DeviceReport, DeviceUse, ProcessUse};
 use wire::units::Share;
 use wire::units::busy_part;
@@ -59,56 +59,8 @@ impl AgentMetrics {
     /// # Panics
     /// Never: the names are constants, and the registry is new.
     pub fn new() -> Self {
-        let labels = |more: &[&'static str]| [&LABELS[..], more].concat();
-        let opts = |name: &str, help: &str| Opts::new(name, help);
-        let memory = opts("gpupack_gpu_memory_bytes", "Memory of a device, by what it is.");
-        let busy = opts("gpupack_gpu_busy_ratio", "Part of the time in which a kernel ran.");
-        let healthy = opts("gpupack_gpu_healthy", "1 when the device may take new tenants.");
-        let xids = opts("gpupack_gpu_xid_errors_total", "Xids since the agent's start.");
-        let share = opts("gpupack_gpu_share_gpus", "Allocated compute share of a device, in GPUs.");
-        let tenant_memory = opts(
-            "gpupack_tenant_memory_bytes",
-            "Memory of a tenant on a device: allocated, used, and the limit that the driver confirms.",
-        );
-        let tenant_share =
-            opts("gpupack_tenant_share_gpus", "Compute share of a device that a tenant holds.");
-        let tenant_busy = opts(
-            "gpupack_tenant_busy_ratio",
-            "A tenant's part of the time in which a kernel ran on a device, by its part of the share.",
-        );
-        let build = opts("gpupack_build_info", "Always 1; the running version.")
-            .const_label("version", env!("CARGO_PKG_VERSION"))
-            .const_label("component", "agent");
-        let families = || {
-            let families = Families {
-                registry: Registry::new(),
-                memory: IntGaugeVec::new(memory, &labels(&["kind"]))?,
-                busy: GaugeVec::new(busy, &labels(&[]))?,
-                healthy: IntGaugeVec::new(healthy, &labels(&[]))?,
-                xids: IntCounterVec::new(xids, &labels(&["class"]))?,
-                share: GaugeVec::new(share, &labels(&[]))?,
-                tenant_memory: IntGaugeVec::new(
-                    tenant_memory,
-                    &[&TENANT_LABELS[..], &["kind"]].concat(),
-                )?,
-                tenant_share: GaugeVec::new(tenant_share, &TENANT_LABELS)?,
-                tenant_busy: GaugeVec::new(tenant_busy, &TENANT_LABELS)?,
-                shown: BTreeMap::new(),
-            };
-            let build = prometheus::IntGauge::with_opts(build)?;
-            build.set(1);
-            families.registry.register(Box::new(build))?;
-            families.registry.register(Box::new(families.memory.clone()))?;
-            families.registry.register(Box::new(families.busy.clone()))?;
-            families.registry.register(Box::new(families.healthy.clone()))?;
-            families.registry.register(Box::new(families.xids.clone()))?;
-            families.registry.register(Box::new(families.share.clone()))?;
-            families.registry.register(Box::new(families.tenant_memory.clone()))?;
-            families.registry.register(Box::new(families.tenant_share.clone()))?;
-            families.registry.register(Box::new(families.tenant_busy.clone()))?;
-            Ok::<_, prometheus::Error>(families)
-        };
-        Self(Arc::new(Mutex::new(families().expect("the names are constants, each used once"))))
+        let families = Families::new().expect("the names are constants, each used once");
+        Self(Arc::new(Mutex::new(families)))
     }
 
     /// Shows a sample of `node`, and the allocations there.
@@ -127,14 +79,63 @@ impl AgentMetrics {
 }
 
 impl Families {
+    /// All families, registered and without any series of a device.
+    fn new() -> prometheus::Result<Self> {
+        let memory = Opts::new("gpupack_gpu_memory_bytes", "Memory of a device, by what it is.");
+        let busy = Opts::new("gpupack_gpu_busy_ratio", "Part of the time in which a kernel ran.");
+        let healthy = Opts::new("gpupack_gpu_healthy", "1 when the device may take new tenants.");
+        let xids = Opts::new("gpupack_gpu_xid_errors_total", "Xids since the agent's start.");
+        let share =
+            Opts::new("gpupack_gpu_share_gpus", "Allocated compute share of a device, in GPUs.");
+        let tenant_memory = Opts::new(
+            "gpupack_tenant_memory_bytes",
+            "Memory of a tenant on a device: allocated, used, and the limit that the driver confirms.",
+        );
+        let tenant_share = Opts::new(
+            "gpupack_tenant_share_gpus",
+            "Compute share of a device that a tenant holds.",
+        );
+        let tenant_busy = Opts::new(
+            "gpupack_tenant_busy_ratio",
+            "A tenant's part of the time in which a kernel ran on a device, by its part of the share.",
+        );
+        let build = Opts::new("gpupack_build_info", "Always 1; the running version.")
+            .const_label("version", env!("CARGO_PKG_VERSION"))
+            .const_label("component", "agent");
+        let families = Self {
+            registry: Registry::new(),
+            memory: IntGaugeVec::new(memory, &with(&LABELS, "kind"))?,
+            busy: GaugeVec::new(busy, &LABELS)?,
+            healthy: IntGaugeVec::new(healthy, &LABELS)?,
+            xids: IntCounterVec::new(xids, &with(&LABELS, "class"))?,
+            share: GaugeVec::new(share, &LABELS)?,
+            tenant_memory: IntGaugeVec::new(tenant_memory, &with(&TENANT_LABELS, "kind"))?,
+            tenant_share: GaugeVec::new(tenant_share, &TENANT_LABELS)?,
+            tenant_busy: GaugeVec::new(tenant_busy, &TENANT_LABELS)?,
+            shown: BTreeMap::new(),
+        };
+        let build = prometheus::IntGauge::with_opts(build)?;
+        build.set(1);
+        families.registry.register(Box::new(build))?;
+        families.registry.register(Box::new(families.memory.clone()))?;
+        families.registry.register(Box::new(families.busy.clone()))?;
+        families.registry.register(Box::new(families.healthy.clone()))?;
+        families.registry.register(Box::new(families.xids.clone()))?;
+        families.registry.register(Box::new(families.share.clone()))?;
+        families.registry.register(Box::new(families.tenant_memory.clone()))?;
+        families.registry.register(Box::new(families.tenant_share.clone()))?;
+        families.registry.register(Box::new(families.tenant_busy.clone()))?;
+        Ok(families)
+    }
+
     /// Shows a sample.
     fn show(&mut self, node: &str, sample: &Sample, allocations: &[Allocation]) {
         let uses: BTreeMap<&str, &DeviceUse> =
-            sample.uses.iter().map(|it| (it.uuid.as_str(), it)).collect();
+            sample.uses.iter().map(|seen| (seen.uuid.as_str(), seen)).collect();
         let mut shown = BTreeSet::new();
         for device in sample.inventory.iter() {
             let labels = [&device.uuid, &device.index.to_string(), node, &device.model]
-                .map(|it: &str| it.to_owned());
+                .map(|label: &str| label.to_owned());
             if let Some(seen) = uses.get(device.uuid.as_str()) {
                 self.show_device(&labels.each_ref().map(String::as_str), device, seen, allocations);
             }
@@ -240,7 +241,7 @@ impl Families {
         self.set_memory(labels, "allocated", Some(allocated));
         self.set_memory(labels, "observed", seen.used_mib);
         if let Some(processes) = &seen.processes {
-            let outside = Outside::of(processes, &held);
+            let outside = OutsideUse::of(processes, &held);
             self.set_memory(labels, "over_limit", Some(outside.overuse_mib));
             self.set_memory(labels, "untracked", Some(outside.untracked_mib));
         } else if !seen.healthy {
@@ -287,7 +288,8 @@ fn gpus(millionths: u64) -> f64 {
 /// MiB in use by the processes of a pod, by the list; `None` without a list, and if the driver does
 /// not report it for one of them.
 fn used_by(uid: &str, seen: &DeviceUse) -> Option<u64> {
-    let mut own = seen.processes.as_ref()?.iter().filter(|it| it.pod_uid.as_deref() == Some(uid));
+    let mut own =
+        seen.processes.as_ref()?.iter().filter(|process| process.pod_uid.as_deref() == Some(uid));
     own.try_fold(0_u64, |sum, process| sum.checked_add(process.memory_mib?))
 }
 
@@ -295,23 +297,31 @@ fn used_by(uid: &str, seen: &DeviceUse) -> Option<u64> {
 /// it, or else its part of the device's time by its share. `None` if no time is reported.
 fn load_of(uid: &str, seen: &DeviceUse, allocations: &[Allocation]) -> Option<Share> {
     let list = seen.processes.as_ref()?;
-    let is_here = |uid: &str| list.iter().any(|it| it.pod_uid.as_deref() == Some(uid));
     let tenant = seen.tenants.iter().find(|tenant| tenant.pod_uid == uid);
     if let Some(percent) = tenant.and_then(|tenant| tenant.busy_percent) {
         return Some(Share::from_millionths(u64::from(percent) * 10_000));
     }
     let busy = seen.busy_percent?;
-    if !is_here(uid) {
+    if !has_process_of(uid, list) {
         return Some(Share::ZERO);
     }
-    let share_of = |allocation: &Allocation| {
-        let parts = allocation.devices.iter().filter(|part| part.uuid == seen.uuid);
-        parts.map(|part| part.share_millionths).fold(0, u64::saturating_add)
-    };
-    let present = allocations.iter().filter(|it| is_here(&it.pod_uid)).map(share_of);
+    let present = allocations.iter().filter(|allocation| has_process_of(&allocation.pod_uid, list));
+    let present = present.map(|allocation| share_on(&seen.uuid, allocation));
     let present = Share::from_millionths(present.fold(0, u64::saturating_add));
-    let own = allocations.iter().find(|it| it.pod_uid == uid).map_or(0, share_of);
+    let own = allocations.iter().find(|allocation| allocation.pod_uid == uid);
+    let own = own.map_or(0, |allocation| share_on(&seen.uuid, allocation));
     Some(busy_part(busy, Share::from_millionths(own), present))
+}
+
+/// Whether a list has a process of the pod with this UID.
+fn has_process_of(uid: &str, list: &[ProcessUse]) -> bool {
+    list.iter().any(|process| process.pod_uid.as_deref() == Some(uid))
+}
+
+/// Millionths of the device `uuid` that an allocation has.
+fn share_on(uuid: &str, allocation: &Allocation) -> u64 {
+    let parts = allocation.devices.iter().filter(|part| part.uuid == uuid);
+    parts.map(|part| part.share_millionths).fold(0, u64::saturating_add)
 }
 
 /// The labels of a device or tenant and one more.
@@ -334,14 +344,14 @@ fn held<'a>(uuid: &str, allocations: &'a [Allocation]) -> BTreeMap<&'a str, u64>
 
 /// Memory in use outside of what is allocated.
 #[derive(Debug, PartialEq, Eq)]
-struct Outside {
+struct OutsideUse {
     /// Memory of pods beyond what they hold.
     overuse_mib: u64,
     /// Untracked memory: of processes of no pod that holds anything.
     untracked_mib: u64,
 }
 
-impl Outside {
+impl OutsideUse {
     /// The use of `processes` outside of what is `held`, without amounts that are not reported.
     fn of(processes: &[ProcessUse], held: &BTreeMap<&str, u64>) -> Self {
         let mut used: BTreeMap<Option<&str>, u64> = BTreeMap::new();

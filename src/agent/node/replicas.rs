@@ -66,7 +66,7 @@ impl fmt::Debug for Resolver {
 
 /// One address of the configuration.
 #[derive(Debug)]
-pub(crate) struct Target {
+pub(crate) struct ExtenderTarget {
     scheme: &'static str,
     host: String,
     port: u16,
@@ -78,8 +78,8 @@ pub(crate) struct Target {
     again: Notify,
 }
 
-impl Target {
-    /// The target of `url`. An IP address is found at once, a name by [`Target::look`].
+impl ExtenderTarget {
+    /// The target of `url`. An IP address is found at once, a name by [`ExtenderTarget::look`].
     ///
     /// # Errors
     /// [`AddressError`] if `url` is no address with this scheme.
@@ -111,8 +111,9 @@ impl Target {
     /// two addresses, and must have one link: with two each would end the session of the other.
     pub(crate) fn urls(&self, family: Family) -> BTreeSet<String> {
         let found = self.found.lock();
-        let has_any = found.iter().any(|it| family.has(it));
-        let chosen = found.iter().filter(|it| family.has(it) || !has_any).take(MOST_REPLICAS);
+        let has_any = found.iter().any(|address| family.has(address));
+        let chosen =
+            found.iter().filter(|address| family.has(address) || !has_any).take(MOST_REPLICAS);
         let scheme = self.scheme;
         chosen.map(|address| format!("{scheme}://{address}{}", self.prefix)).collect()
     }
@@ -199,19 +200,19 @@ mod tests {
             ("http://[fd00::1]:8080", false, Some("http://[fd00::1]:8080")),
             ("http://gpupack-replicas.gpu-system:8080", true, None),
         ] {
-            let target = Target::new("http", url).unwrap();
+            let target = ExtenderTarget::new("http", url).unwrap();
             let found = target.urls(Family::V4).pop_first();
             assert_eq!((target.is_name(), found.as_deref()), (is_name, first), "{url}");
         }
-        assert!(Target::new("http", "https://a").unwrap_err().to_string().contains("TLS"));
-        assert!(Target::new("https", "http://a").unwrap_err().to_string().contains("TLS"));
-        let target = Target::new("https", "https://10.0.0.1").unwrap();
+        assert!(ExtenderTarget::new("http", "https://a").unwrap_err().to_string().contains("TLS"));
+        assert!(ExtenderTarget::new("https", "http://a").unwrap_err().to_string().contains("TLS"));
+        let target = ExtenderTarget::new("https", "https://10.0.0.1").unwrap();
         assert!(target.urls(Family::V4).contains("https://10.0.0.1:443"));
     }
 
     #[test]
     fn one_family_of_addresses_is_used_and_few_of_them() {
-        let target = Target::new("http", "http://a:1/b").unwrap();
+        let target = ExtenderTarget::new("http", "http://a:1/b").unwrap();
         let learn = |all: &[&str]| {
             target.learn(all.iter().map(|address| address.parse().unwrap()).collect())
         };

@@ -14,11 +14,11 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
-use crate::gpu::probe::{Probe, Sample};
+use crate::gpu::sample::{Probe, Sample};
 use crate::node::client::{AddressError, ExtenderClient};
-use crate::node::config::{AgentConfig, Extender, Node};
+use crate::node::config::{AgentConfig, AgentNode, Extender};
 use crate::node::link::Link;
-use crate::node::replicas::{Family, Target};
+use crate::node::replicas::{ExtenderTarget, Family};
 use crate::node::sampler::Sampler;
 use crate::node::session::Session;
 use wire::units::Timestamp;
@@ -53,7 +53,7 @@ pub async fn run_node(
 }
 
 /// A node, as a probe sees it.
-pub struct SeenNode<P> {
+pub struct ProbedNode<P> {
     /// Its name in Kubernetes.
     pub name: String,
     pub probe: P,
@@ -65,7 +65,7 @@ pub struct SeenNode<P> {
 /// [`AgentError`] for an address that cannot be used.
 pub async fn run_nodes<P: Probe + 'static>(
     config: &AgentConfig,
-    nodes: Vec<SeenNode<P>>,
+    nodes: Vec<ProbedNode<P>>,
     stop: impl Future<Output = ()>,
 ) -> Result<(), AgentError> {
     let mut agent = Agent::new(config)?;
@@ -85,7 +85,7 @@ struct Agent {
     began_unix_millis: u64,
     config: AgentConfig,
     /// The addresses of the configuration, each with the family of addresses in use.
-    targets: Vec<(Arc<Target>, Family)>,
+    targets: Vec<(Arc<ExtenderTarget>, Family)>,
     nodes: Vec<Reported>,
     /// The links of all nodes, by the address of the extender.
     links: BTreeMap<String, Links>,
@@ -99,7 +99,7 @@ struct Agent {
 
 /// A node, and its newest sample.
 struct Reported {
-    node: Arc<Node>,
+    node: Arc<AgentNode>,
     newest: watch::Receiver<Option<Arc<Sample>>>,
 }
 
@@ -112,16 +112,25 @@ struct Links {
     absent: Option<Timestamp>,
 }
 
+impl Links {
+    /// Whether the extender does not answer.
+    fn is_lost(&self) -> bool {
+        self.extender.contact.lock().is_lost()
+    }
+}
+
 impl Agent {
     /// Reads the addresses of the extenders.
     fn new(config: &AgentConfig) -> Result<Self, AgentError> {
         let scheme = config.proof.scheme();
-        let target = |url: &String| Ok((Arc::new(Target::new(scheme, url)?), Family::V4));
+        let targets = config.extenders.iter();
+        let targets =
+            targets.map(|url| Ok((Arc::new(ExtenderTarget::new(scheme, url)?), Family::V4)));
         Ok(Self {
             instance: format!("{:032x}", rand::random::<u128>()),
             began_unix_millis: u64::try_from(config.clock.unix_micros() / 1_000).unwrap_or(0),
             config: config.clone(),
-            targets: config.extenders.iter().map(target).collect::<Result<_, AddressError>>()?,
+            targets: targets.collect::<Result<_, AddressError>>()?,
             nodes: Vec::new(),
             links: BTreeMap::new(),
             newest_link: 0,
@@ -132,7 +141,7 @@ impl Agent {
 
     /// Starts to sample a node. Its links follow.
     fn start(&mut self, name: &str, probe: impl Probe + 'static, phase: Duration) {
-        let node = Arc::new(Node {
+        let node = Arc::new(AgentNode {
             name: name.to_owned(),
             allocations: Mutex::default(),
             news: Notify::new(),
@@ -148,10 +157,10 @@ impl Agent {
     /// Brings the links in line with the addresses. An address that no name resolves to any more keeps
     /// its links while the extender there answers, for a minute: then another pod may have it.
     fn update_links(&mut self) {
-        let is_lost = |links: &Links| links.extender.contact.lock().is_lost();
         for (target, family) in &mut self.targets {
             let mut urls = target.urls(*family).into_iter();
-            if target.is_dual() && urls.all(|url| self.links.get(&url).is_some_and(is_lost)) {
+            if target.is_dual() && urls.all(|url| self.links.get(&url).is_some_and(Links::is_lost))
+            {
                 *family = family.other();
             }
         }
@@ -162,11 +171,11 @@ impl Agent {
             let is_wanted = wanted.contains(url);
             links.absent = if is_wanted { None } else { links.absent.or(Some(now)) };
             let is_recent = links.absent.is_some_and(|since| now.since(since) < ABSENT_FOR);
-            let is_kept = is_wanted || is_recent && !is_lost(links);
+            let is_kept = is_wanted || is_recent && !links.is_lost();
             if !is_kept {
                 tracing::info!(extender = url, "no longer reporting to this extender");
                 links.loops.iter().for_each(AbortHandle::abort);
-                self.nodes.iter().for_each(|it| it.node.forget(links.number));
+                self.nodes.iter().for_each(|reported| reported.node.forget(links.number));
             }
             is_kept
         });
@@ -188,7 +197,7 @@ impl Agent {
         tracing::info!(extender = url, "reporting to an extender");
         self.newest_link += 1;
         let number = self.newest_link;
-        let link = |reported: &Reported| Link {
+        let links = self.nodes.iter().map(|reported| Link {
             node: Arc::clone(&reported.node),
             number,
             extender: Arc::clone(&extender),
@@ -198,9 +207,8 @@ impl Agent {
             period: self.config.period,
             sent: self.config.clock.now(),
             is_refused: false,
-        };
-        let links: Vec<Link> = self.nodes.iter().map(link).collect();
-        let loops = links.into_iter().map(|link| self.loops.spawn(link.run())).collect();
+        });
+        let loops = links.map(|link| self.loops.spawn(link.run())).collect();
         self.links.insert(url, Links { number, extender, loops, absent: None });
     }
 

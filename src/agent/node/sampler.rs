@@ -11,12 +11,12 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
+use crate::gpu::sample::{Probe, ProbeError, ProcessSampling, Sample, is_draining};
 use crate::node::cadence::Cadence;
-use crate::node::config::{AgentConfig, Node};
+use crate::node::config::{AgentConfig, AgentNode};
 use crate::node::metrics::AgentMetrics;
 use runtime::clock::Clock;
-use wire::report::bodies::{Allocation, AllocationState, DeviceUse};
+use wire::report::bodies::{Allocation, DeviceUse};
 
 /// How long a read may take before its devices count as unknown: longer than the library takes to
 /// open on nodes of 16 GPUs, shorter than the time after which an extender calls a node silent.
@@ -24,7 +24,7 @@ const HANGS_AFTER: Duration = Duration::from_secs(5);
 
 /// Samples one node.
 pub(crate) struct Sampler<P> {
-    node: Arc<Node>,
+    node: Arc<AgentNode>,
     reader: Reader<P>,
     /// When to sample and when to list.
     cadence: Cadence,
@@ -60,7 +60,7 @@ struct LoggedState {
 impl<P: Probe + 'static> Sampler<P> {
     /// Samples `node` by `probe`, as `config` says, for `samples`.
     pub(crate) fn new(
-        node: Arc<Node>,
+        node: Arc<AgentNode>,
         probe: P,
         config: &AgentConfig,
         samples: watch::Sender<Option<Arc<Sample>>>,
@@ -133,9 +133,9 @@ impl<P: Probe + 'static> Sampler<P> {
         if processes == ProcessSampling::List || sample.has_lists() {
             self.cadence.learn_lists(&sample, now);
         }
-        let draining = allocations.iter().filter(|it| it.state == AllocationState::Draining);
-        sample.draining = draining.map(|it| it.pod_uid.clone()).collect();
-        sample.has_unwatched_pods |= allocations.iter().any(|it| it.is_guest);
+        let draining = allocations.iter().filter(|allocation| is_draining(allocation));
+        sample.draining = draining.map(|allocation| allocation.pod_uid.clone()).collect();
+        sample.has_unwatched_pods |= allocations.iter().any(|allocation| allocation.is_guest);
         if let Some(mig) = &self.node.mig {
             sample.mig_failures = mig.failures();
         }
@@ -150,11 +150,11 @@ impl<P: Probe + 'static> Sampler<P> {
     /// Logs what has changed.
     fn log_changes(&mut self, sample: &Result<Sample, ProbeError>) {
         let logged = match sample {
-            Ok(sample) => LoggedState {
-                failure: None,
-                unhealthy: sample.uses.iter().filter(|it| !it.healthy).map(described).collect(),
-                unreadable: sample.unreadable,
-            },
+            Ok(sample) => {
+                let unhealthy = sample.uses.iter().filter(|device| !device.healthy).map(described);
+                let (unhealthy, unreadable) = (unhealthy.collect(), sample.unreadable);
+                LoggedState { failure: None, unhealthy, unreadable }
+            }
             Err(error) => LoggedState { failure: Some(error.clone()), ..LoggedState::default() },
         };
         if logged == self.logged {

@@ -7,11 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::gpu::probe::Sample;
+use crate::gpu::sample::{Sample, is_draining};
 use crate::node::cadence::MEMORY_STEP_MIB;
 use wire::api::kind::{ApiVersion, ReportKind};
 use wire::report::bodies::{
-    Allocation, AllocationState, DeviceReport, DeviceUse, DriverReport, Outcome, Reply, Report,
+    Allocation, DeviceReport, DeviceUse, DriverReport, Outcome, Reply, Report,
 };
 use wire::units::Timestamp;
 
@@ -32,7 +32,7 @@ const LOST_AFTER: Duration = Duration::from_secs(2);
 
 /// The answer to a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum ExtenderAnswer {
     Reply(Reply),
     /// It belongs to an older session.
     SessionExpired,
@@ -142,12 +142,14 @@ impl Session {
         self.sequence += u64::from(!is_again);
         let is_known = self.known.as_ref().is_some_and(|known| known.is_in(sample));
         let is_sent = self.number.is_some() && is_known;
-        let owned =
-            || Owned { inventory: Arc::clone(&sample.inventory), driver: sample.driver.clone() };
-        self.sent = (!is_sent).then(owned);
-        let without_lists =
-            |seen: &DeviceUse| DeviceUse { processes: None, tenants: Vec::new(), ..seen.clone() };
-        self.sent_uses = sample.uses.iter().map(without_lists).collect();
+        self.sent = (!is_sent).then(|| Owned {
+            inventory: Arc::clone(&sample.inventory),
+            driver: sample.driver.clone(),
+        });
+        let uses = sample.uses.iter();
+        let uses =
+            uses.map(|seen| DeviceUse { processes: None, tenants: Vec::new(), ..seen.clone() });
+        self.sent_uses = uses.collect();
         Report {
             api_version: ApiVersion::default(),
             kind: ReportKind::default(),
@@ -188,26 +190,27 @@ impl Session {
     }
 
     /// Learns the answer, and returns the next step.
-    pub fn settle(&mut self, answer: &Answer) -> Next {
+    pub fn settle(&mut self, answer: &ExtenderAnswer) -> Next {
         let sent = self.sent.take();
         let sent_uses = std::mem::take(&mut self.sent_uses);
         self.known_uses = None;
         match answer {
-            Answer::Reply(reply) => {
+            ExtenderAnswer::Reply(reply) => {
                 self.number = Some(reply.session);
                 self.allocations_version = reply.allocations_version;
                 self.failures = 0;
                 self.known_uses = (reply.outcome == Outcome::Accepted).then_some(sent_uses);
                 if let Some(allocations) = &reply.allocations {
-                    let all = allocations.iter().filter(|it| it.state == AllocationState::Draining);
-                    self.draining = all.map(|it| it.pod_uid.clone()).collect();
+                    let draining = allocations.iter().filter(|allocation| is_draining(allocation));
+                    let uids = draining.map(|allocation| allocation.pod_uid.clone());
+                    self.draining = uids.collect();
                 }
                 if let (Outcome::Accepted, Some(sent)) = (reply.outcome, sent) {
                     self.known = Some(sent);
                 }
                 Next::NextSample
             }
-            Answer::SessionExpired => {
+            ExtenderAnswer::SessionExpired => {
                 let was_hello = self.number.take().is_none();
                 self.known = None;
                 if !was_hello {
@@ -216,13 +219,13 @@ impl Session {
                 self.sequence += 1; // one with this number was taken before, then another agent's
                 self.back_off()
             }
-            Answer::Refused { .. } => {
+            ExtenderAnswer::Refused { .. } => {
                 // Whatever was wrong, start again: the extender gets everything once more.
                 self.number = None;
                 self.known = None;
                 Next::Pause(REFUSED_PAUSE)
             }
-            Answer::Away { .. } => self.back_off(),
+            ExtenderAnswer::Away { .. } => self.back_off(),
         }
     }
 
@@ -236,8 +239,8 @@ impl Session {
 
 /// Whether orders about MIG instances may come with the reply, or one of them failed.
 fn awaits_orders(sample: &Sample) -> bool {
-    let can_make = |it: &DeviceReport| !it.mig_profiles.is_empty();
-    !sample.mig_failures.is_empty() || sample.inventory.iter().any(can_make)
+    !sample.mig_failures.is_empty()
+        || sample.inventory.iter().any(|device| !device.mig_profiles.is_empty())
 }
 
 /// Whether a device has changed so that the extender should know within a period. `processes` and
@@ -247,8 +250,12 @@ fn has_changed(known: &DeviceUse, seen: &DeviceUse) -> bool {
         (Some(known), Some(seen)) => known.abs_diff(seen) > MEMORY_STEP_MIB,
         (known, seen) => known != seen,
     };
-    let condition = |it: &DeviceUse| (it.healthy, it.fault, it.last_xid, it.mps);
     has_moved || known.uuid != seen.uuid || condition(known) != condition(seen)
+}
+
+/// What of a device's use is news whenever it changes.
+fn condition(device: &DeviceUse) -> impl PartialEq {
+    (device.healthy, device.fault, device.last_xid, device.mps)
 }
 
 /// Whether an extender answers any node of this process: logged once, not once per node.
@@ -274,15 +281,17 @@ impl Contact {
     }
 
     /// Learns that `answer` came, or failed to come, at `now`. Returns the change to log.
-    pub fn settle(&mut self, answer: &Answer, now: Timestamp) -> Option<ContactChange> {
+    pub fn settle(&mut self, answer: &ExtenderAnswer, now: Timestamp) -> Option<ContactChange> {
         match answer {
-            Answer::Away { error } => {
+            ExtenderAnswer::Away { error } => {
                 let since = *self.failing_since.get_or_insert(now);
                 let is_news = !self.is_lost && now.since(since) >= LOST_AFTER;
                 self.is_lost |= is_news;
                 is_news.then(|| ContactChange::Lost { error: error.clone() })
             }
-            Answer::Reply(_) | Answer::SessionExpired | Answer::Refused { .. } => {
+            ExtenderAnswer::Reply(_)
+            | ExtenderAnswer::SessionExpired
+            | ExtenderAnswer::Refused { .. } => {
                 self.failing_since = None;
                 std::mem::take(&mut self.is_lost).then_some(ContactChange::Found)
             }
@@ -364,7 +373,7 @@ impl NodeAllocations {
     pub fn draining(&self) -> Vec<Allocation> {
         let live = self.extenders.values().filter(|extender| extender.is_live);
         let allocations = live.flat_map(|extender| &extender.allocations);
-        allocations.filter(|it| it.state == AllocationState::Draining).cloned().collect()
+        allocations.filter(|allocation| is_draining(allocation)).cloned().collect()
     }
 }
 

@@ -97,7 +97,8 @@ impl Details {
             None => None,
         };
         let attributes = unless_lost(instance.attributes())?;
-        let sm_count = attributes.map(|it| it.multiprocessor_count).filter(|count| *count > 0);
+        let sm_count =
+            attributes.map(|attributes| attributes.multiprocessor_count).filter(|count| *count > 0);
         Ok(Self { instance: id, slot, sm_count, ..Self::default() })
     }
 

@@ -9,8 +9,8 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::NVML_GPU_INSTANCE_PROFILE_COUNT;
 
-use crate::gpu::probe::ProbeError;
-use crate::mig::plan::{GpuInstance, GpuLayout, Layouts, NumberedProfile, Step, Units, Work};
+use crate::gpu::sample::ProbeError;
+use crate::mig::plan::{GpuInstance, GpuLayout, Layouts, MigStep, NumberedProfile, Units, Work};
 use crate::nvml::raw::ProcessList;
 use crate::nvml::trouble::library_error;
 use crate::nvml::{raw, raw_mig};
@@ -50,11 +50,11 @@ fn makeable(nvml: &Nvml, gpu: &Device<'_>) -> Result<Vec<NumberedProfile>, NvmlE
             Err(error) => return Err(error),
         };
         // Only those who may list instances may make them.
-        raw_mig::instances(nvml, gpu, (info.id, info.most))?;
+        raw_mig::instances(nvml, gpu, info.id, info.most)?;
         let places = raw_mig::placements(nvml, gpu, info.id)?;
         let Some(Units { size, .. }) = places.first().copied() else { continue };
         let starts: BTreeSet<u32> =
-            places.iter().filter(|it| it.size == size).map(|it| it.start).collect();
+            places.iter().filter(|place| place.size == size).map(|place| place.start).collect();
         let report = MigProfileReport {
             profile: info.name,
             memory_mib: info.memory_mib,
@@ -62,7 +62,7 @@ fn makeable(nvml: &Nvml, gpu: &Device<'_>) -> Result<Vec<NumberedProfile>, NvmlE
             size,
             starts: starts.into_iter().take(MAX_MIG_STARTS).collect(),
         };
-        let is_new = all.iter().all(|it| it.report.profile != report.profile);
+        let is_new = all.iter().all(|known| known.report.profile != report.profile);
         if is_new && all.len() < MAX_MIG_PROFILES {
             all.push(NumberedProfile { id: info.id, most: info.most, report });
         }
@@ -77,12 +77,13 @@ fn makeable(nvml: &Nvml, gpu: &Device<'_>) -> Result<Vec<NumberedProfile>, NvmlE
 pub(crate) fn listed(nvml: &Nvml) -> Result<KnownProfiles, ProbeError> {
     let count = nvml.device_count();
     let count = count.map_err(|error| library_error("count the GPUs", &error))?;
-    let of = |index| {
+    let listed = (0..count).map(|index| {
         let gpu = nvml.device_by_index(index)?;
         Ok((gpu.uuid()?, profiles(nvml, &gpu)?))
-    };
-    let all: Result<KnownProfiles, NvmlError> = (0..count).map(of).collect();
-    all.map_err(|error| library_error("list MIG profiles", &error))
+    });
+    listed
+        .collect::<Result<KnownProfiles, NvmlError>>()
+        .map_err(|error| library_error("list MIG profiles", &error))
 }
 
 /// What can be made on each GPU in MIG mode, by UUID; read once.
@@ -145,13 +146,13 @@ fn layout(
         }
     };
     for profile in &layout.profiles {
-        for found in raw_mig::instances(nvml, gpu, (profile.id, profile.most))? {
-            let of_it = devices.iter().filter(|(id, _)| *id == found.id);
+        for found in raw_mig::instances(nvml, gpu, profile.id, profile.most)? {
+            let own_devices = devices.iter().filter(|(id, _)| *id == found.id);
             layout.instances.push(GpuInstance {
                 id: found.id,
                 profile: found.profile,
                 slot: found.slot,
-                devices: of_it.map(|(_, uuid)| uuid.clone()).collect(),
+                devices: own_devices.map(|(_, uuid)| uuid.clone()).collect(),
             });
         }
     }
@@ -176,12 +177,11 @@ fn mig_devices(nvml: &Nvml, gpu: &Device<'_>) -> Result<Vec<(u32, String)>, Nvml
 /// # Errors
 /// One sentence that says what was in the way. Then nothing has changed, except that a GPU instance
 /// may be left without its compute instance; the next plan completes or removes it.
-pub(crate) fn carry_out(nvml: &Nvml, step: &Step) -> Result<(), String> {
+pub(crate) fn carry_out(nvml: &Nvml, step: &MigStep) -> Result<(), String> {
     let gpu = nvml.device_by_uuid(step.begun.gpu.as_str()).map_err(|error| cause(&error))?;
-    let (profile, slot) = (step.begun.profile, step.begun.slot);
     match step.work {
         Work::Make => {
-            let instance = raw_mig::create(nvml, &gpu, (profile, slot));
+            let instance = raw_mig::create(nvml, &gpu, step.begun.profile, step.begun.slot);
             let instance = instance.map_err(|error| cause(&error))?;
             raw_mig::create_compute(nvml, instance).map_err(|error| {
                 let cause = format!("its compute instance cannot be made: {}", cause(&error));

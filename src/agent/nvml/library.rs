@@ -6,7 +6,7 @@ use std::path::Path;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 
-use crate::gpu::probe::ProbeError;
+use crate::gpu::sample::ProbeError;
 use crate::nvml::trouble::library_error;
 
 /// The library by default; the loader's search path applies.
@@ -18,10 +18,9 @@ pub(crate) const LIBRARY: &str = "libnvidia-ml.so.1";
 /// [`ProbeError`] if it is missing, if the driver is not loaded, or if it is too old.
 pub(crate) fn open(library: &Path) -> Result<Nvml, ProbeError> {
     let path: &OsStr = library.as_os_str();
-    let missing = |cause: String| ProbeError::LibraryMissing { library: library.to_owned(), cause };
     let nvml = Nvml::builder().lib_path(path).init().map_err(|error| match error {
-        NvmlError::LibloadingError(cause) => missing(cause.to_string()),
-        NvmlError::LibraryNotFound => missing(error.to_string()),
+        NvmlError::LibloadingError(cause) => missing(library, cause.to_string()),
+        NvmlError::LibraryNotFound => missing(library, error.to_string()),
         error => library_error("start", &error),
     })?;
     if nvml.lib().nvmlShutdown.is_err() {
@@ -30,4 +29,8 @@ pub(crate) fn open(library: &Path) -> Result<Nvml, ProbeError> {
         return Err(ProbeError::DriverTooOld { cause: "nvmlShutdown".to_owned() });
     }
     Ok(nvml)
+}
+
+fn missing(library: &Path, cause: String) -> ProbeError {
+    ProbeError::LibraryMissing { library: library.to_owned(), cause }
 }

@@ -26,7 +26,7 @@ const UNLIMITED: u64 = u64::MAX;
 
 /// `nvmlMemoryLimits_v1_t`, for reading.
 #[repr(C)]
-struct Limits {
+struct ReadLimits {
     name_space: *const c_char,
     soft: u64,
     hard: u64,
@@ -41,14 +41,14 @@ struct NewLimits {
     hard: u64,
 }
 
-type Read = unsafe extern "C" fn(nvmlDevice_t, *mut Limits) -> nvmlReturn_t;
+type ReadCall = unsafe extern "C" fn(nvmlDevice_t, *mut ReadLimits) -> nvmlReturn_t;
 
-type Set = unsafe extern "C" fn(nvmlDevice_t, *const NewLimits) -> nvmlReturn_t;
+type SetCall = unsafe extern "C" fn(nvmlDevice_t, *const NewLimits) -> nvmlReturn_t;
 
 /// The calls, if the driver has them.
 pub(crate) struct MemoryLimits {
-    read: Read,
-    set: Option<Set>,
+    read: ReadCall,
+    set: Option<SetCall>,
     _library: Library,
 }
 
@@ -57,8 +57,9 @@ impl MemoryLimits {
     pub(crate) fn find(library: &Path) -> Option<Self> {
         unsafe {
             let library = Library::new(library).ok()?;
-            let read = *library.get::<Read>(b"nvmlDeviceGetMemoryLimits_v1\0").ok()?;
-            let set = library.get::<Set>(b"nvmlDeviceSetMemoryLimits_v1\0").ok().map(|set| *set);
+            let read = *library.get::<ReadCall>(b"nvmlDeviceGetMemoryLimits_v1\0").ok()?;
+            let set =
+                library.get::<SetCall>(b"nvmlDeviceSetMemoryLimits_v1\0").ok().map(|set| *set);
             Some(Self { read, set, _library: library })
         }
     }
@@ -77,7 +78,8 @@ impl MemoryLimits {
     /// As for [`MemoryLimits::hard`].
     pub(crate) fn read(&self, gpu: &Device<'_>, group: &str) -> Result<GroupLimit, NvmlError> {
         let group = CString::new(group).map_err(|_| NvmlError::InvalidArg)?;
-        let mut limits = Limits { name_space: group.as_ptr(), soft: 0, hard: UNLIMITED, used: 0 };
+        let mut limits =
+            ReadLimits { name_space: group.as_ptr(), soft: 0, hard: UNLIMITED, used: 0 };
         nvml_try(unsafe { (self.read)(gpu.handle(), &raw mut limits) })?;
         let limit = (limits.hard != UNLIMITED).then_some(limits.hard);
         Ok(GroupLimit { limit, used: limits.used })
@@ -154,10 +156,18 @@ impl Hold {
             None => Self::Not,
         }
     }
+
+    /// The number of bytes, if it is one.
+    fn bytes(self) -> Option<u64> {
+        match self {
+            Self::To(bytes) => Some(bytes),
+            Self::Unknown | Self::Not => None,
+        }
+    }
 }
 
 /// The limits of a pod with processes on a device.
-struct Held {
+struct PodLimits {
     /// The driver's limit of each container.
     containers: BTreeMap<String, Hold>,
     /// Whether a process of it is a client of MPS.
@@ -168,6 +178,13 @@ struct Held {
     busy: u32,
 }
 
+impl PodLimits {
+    /// That of a pod before any of its processes is counted.
+    fn without_processes() -> Self {
+        Self { containers: BTreeMap::new(), is_mps_client: false, mps_mib: Some(0), busy: 0 }
+    }
+}
+
 /// Reports about the pods with processes on a device, without empty ones.
 ///
 /// The limit of a pod is the sum of its containers' limits, and exists only if each of its
@@ -175,17 +192,16 @@ struct Held {
 /// the least one of its control groups. MPS limits each client on its own, so here a pod's limit is
 /// the sum over its processes. `mps_mib` gives the limit of one client.
 pub(crate) fn tenants(
-    (limits, device): (Option<&MemoryLimits>, &Device<'_>),
+    device: &Device<'_>,
+    limits: Option<&MemoryLimits>,
     listed: &Listed,
     pods: &PodsByProcess,
     mps_mib: impl Fn(u32) -> Option<u64>,
 ) -> Vec<TenantReport> {
-    let mut by_pod: BTreeMap<&str, Held> = BTreeMap::new();
-    let unisolated =
-        || Held { containers: BTreeMap::new(), is_mps_client: false, mps_mib: Some(0), busy: 0 };
+    let mut by_pod: BTreeMap<&str, PodLimits> = BTreeMap::new();
     for process in &listed.processes {
         let Some(pod) = &process.pod_uid else { continue };
-        let held = by_pod.entry(pod).or_insert_with(unisolated);
+        let held = by_pod.entry(pod).or_insert_with(PodLimits::without_processes);
         let is_client = listed.mps_clients.contains(&process.pid);
         held.is_mps_client |= is_client;
         let busy = listed.busy.as_ref().and_then(|busy| busy.get(&process.pid)).unwrap_or(&0);
@@ -200,28 +216,33 @@ pub(crate) fn tenants(
         let container = held.containers.entry(groups.first().cloned().unwrap_or_default());
         container.and_modify(|known| *known = hold.max(*known)).or_insert(hold);
     }
-    let believable = |mib: &u64| *mib <= MAX_DEVICE_MEMORY.mib();
     let reports = by_pod.into_iter().map(|(pod, held)| {
-        let bytes = |hold: &Hold| match hold {
-            Hold::To(bytes) => Some(*bytes),
-            Hold::Unknown | Hold::Not => None,
-        };
         let holds = held.containers.values();
-        let sum = holds.clone().try_fold(0_u64, |sum, hold| sum.checked_add(bytes(hold)?));
+        let sum = holds.clone().try_fold(0_u64, |sum, hold| sum.checked_add(hold.bytes()?));
         let read = sum.map(|bytes| bytes.div_ceil(1 << 20));
-        let limit_mib = read.filter(believable);
+        let limit_mib = read.filter(is_believable_mib);
         let is_absurd = read != limit_mib;
         TenantReport {
             pod_uid: pod.to_owned(),
             limit_mib,
             is_unlimited: is_absurd || holds.clone().any(|hold| *hold == Hold::Not),
             is_mps_client: held.is_mps_client,
-            mps_limit_mib: held.mps_mib.filter(believable),
+            mps_limit_mib: held.mps_mib.filter(is_believable_mib),
             busy_percent: listed.busy.as_ref().and_then(|_| u8::try_from(held.busy).ok()),
         }
     });
-    let is_sent = |it: &TenantReport| {
-        it.limit_mib.is_some() || it.is_unlimited || it.is_mps_client || it.busy_percent.is_some()
-    };
-    reports.filter(is_sent).collect()
+    reports.filter(says_anything).collect()
+}
+
+/// Whether a device may have this limit.
+fn is_believable_mib(mib: &u64) -> bool {
+    *mib <= MAX_DEVICE_MEMORY.mib()
+}
+
+/// Whether a report says more than that the pod is there.
+fn says_anything(tenant: &TenantReport) -> bool {
+    tenant.limit_mib.is_some()
+        || tenant.is_unlimited
+        || tenant.is_mps_client
+        || tenant.busy_percent.is_some()
 }

@@ -11,11 +11,11 @@ use std::time::Duration;
 use nvml_wrapper::Nvml;
 use tokio::sync::watch;
 
-use crate::gpu::probe::ProbeError;
+use crate::gpu::sample::ProbeError;
 use crate::mig::attempts::Attempts;
 use crate::mig::on_demand::MigOnDemand;
 use crate::mig::plan;
-use crate::mig::plan::{GpuLayout, Layouts, Order, Plan, Step, Unfinished};
+use crate::mig::plan::{GpuLayout, Layouts, MigOrder, MigPlan, MigStep, Unfinished};
 use crate::nvml::instances;
 use crate::nvml::instances::KnownProfiles;
 use crate::nvml::library::{LIBRARY, open};
@@ -39,7 +39,7 @@ pub struct MigMaker {
     profiles: KnownProfiles,
     adoption: Adoption,
     /// The devices that kubelet hands out, once these are known.
-    kubelets: watch::Receiver<Option<BTreeSet<String>>>,
+    of_kubelet: watch::Receiver<Option<BTreeSet<String>>>,
 }
 
 /// Whose instances it has yet to take over.
@@ -54,23 +54,23 @@ enum Adoption {
 }
 
 /// One half of a round: what to remove, or what to make.
-type Planner = fn(&MigOrders, &Layouts, &[Unfinished]) -> Plan;
+type Planner = fn(&MigOrders, &Layouts, &[Unfinished]) -> MigPlan;
 
 /// How a round ended.
-enum Ended {
+enum RoundEnd {
     /// All was done that can be done now.
     Done,
     Overtaken,
 }
 
 impl MigMaker {
-    /// Obeys `on_demand` by `library`, or by NVIDIA's own by default. `kubelets` are the devices that kubelet hands
+    /// Obeys `on_demand` by `library`, or by NVIDIA's own by default. `of_kubelet` are the devices that kubelet hands
     /// out, once these are known.
     pub fn new(
         library: Option<PathBuf>,
         on_demand: MigOnDemand,
         clock: Clock,
-        kubelets: watch::Receiver<Option<BTreeSet<String>>>,
+        of_kubelet: watch::Receiver<Option<BTreeSet<String>>>,
     ) -> Self {
         let library = library.unwrap_or_else(|| PathBuf::from(LIBRARY));
         Self {
@@ -80,7 +80,7 @@ impl MigMaker {
             attempts: Attempts::default(),
             profiles: KnownProfiles::new(),
             adoption: Adoption::Done,
-            kubelets,
+            of_kubelet,
         }
     }
 
@@ -132,8 +132,8 @@ impl MigMaker {
                 return longest_without_orders;
             }
             match self.obey(&orders) {
-                Ok(Ended::Overtaken) => continue,
-                Ok(Ended::Done) => {}
+                Ok(RoundEnd::Overtaken) => continue,
+                Ok(RoundEnd::Done) => {}
                 Err(error) => self.fail_all(&orders, &error),
             }
             let longest = if has_orders { LOOK_EVERY } else { longest_without_orders };
@@ -150,7 +150,7 @@ impl MigMaker {
             Adoption::All => None,
             Adoption::Rest(rest) => Some(rest),
         };
-        let of_kubelet = self.kubelets.borrow().clone();
+        let of_kubelet = self.of_kubelet.borrow().clone();
         let of_kubelet = of_kubelet.ok_or("kubelet has not said yet which devices it hands out")?;
         let nvml = open(&self.library).map_err(|error| error.to_string())?;
         let layouts = instances::layouts(&nvml, &mut self.profiles);
@@ -178,7 +178,7 @@ impl MigMaker {
     }
 
     /// Removes and then makes, with one look at the instances before each.
-    fn obey(&mut self, orders: &MigOrders) -> Result<Ended, ProbeError> {
+    fn obey(&mut self, orders: &MigOrders) -> Result<RoundEnd, ProbeError> {
         let nvml = open(&self.library)?;
         let mut open_orders = BTreeSet::new();
         for plan in [plan::removals as Planner, plan::makes] {
@@ -194,7 +194,7 @@ impl MigMaker {
             self.attempts.hold_back(&mut plan, self.clock.now());
             for step in &plan.steps {
                 if self.on_demand.orders() != *orders {
-                    return Ok(Ended::Overtaken);
+                    return Ok(RoundEnd::Overtaken);
                 }
                 match self.carry_out(&nvml, step) {
                     Ok(()) => {
@@ -206,7 +206,7 @@ impl MigMaker {
             }
         }
         self.settle(&open_orders);
-        Ok(Ended::Done)
+        Ok(RoundEnd::Done)
     }
 
     /// Notes what became of what was begun. Returns what is still begun.
@@ -219,7 +219,7 @@ impl MigMaker {
     }
 
     /// Carries out one step, and notes it before and after.
-    fn carry_out(&mut self, nvml: &Nvml, step: &Step) -> Result<(), String> {
+    fn carry_out(&mut self, nvml: &Nvml, step: &MigStep) -> Result<(), String> {
         let begun = self.on_demand.made().begin(step.begun.clone());
         begun.map_err(|error| {
             format!("the list of instances made here cannot be written (`--mig-folder`): {error}")
@@ -257,20 +257,20 @@ impl MigMaker {
         outcome
     }
 
-    fn fail(&mut self, order: &Order, error: String, now: Timestamp) {
+    fn fail(&mut self, order: &MigOrder, error: String, now: Timestamp) {
         self.attempts.fail(order, error, now);
         self.on_demand.note_failures(self.attempts.failures());
     }
 
     /// Keeps the failures of these orders alone, and shows them.
-    fn settle(&mut self, open_orders: &BTreeSet<Order>) {
+    fn settle(&mut self, open_orders: &BTreeSet<MigOrder>) {
         self.attempts.keep(open_orders);
         self.on_demand.note_failures(self.attempts.failures());
     }
 
     /// Notes that nothing can be made, because the library does not answer.
     fn fail_all(&mut self, orders: &MigOrders, error: &ProbeError) {
-        let all: BTreeSet<Order> = orders.make.iter().cloned().map(Order::to_make).collect();
+        let all: BTreeSet<MigOrder> = orders.make.iter().cloned().map(MigOrder::to_make).collect();
         for order in &all {
             self.attempts.refuse(order.clone(), error.to_string());
         }

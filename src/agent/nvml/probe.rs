@@ -14,15 +14,14 @@ use nvml_wrapper::Nvml;
 
 use crate::gpu::health::GpuHealth;
 use crate::gpu::lent_limits::{Containers, LentLimits};
-use crate::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
+use crate::gpu::sample::{Probe, ProbeError, ProcessSampling, Sample};
 use crate::mig::on_demand::MigOnDemand;
-use crate::mig::plan::NumberedProfile;
 use crate::mps::daemons::MpsDaemons;
 use crate::nvml::details::Details;
 use crate::nvml::library::LIBRARY;
 use crate::nvml::limits::{MemoryLimits, OpenDriver};
 use crate::nvml::raw::EventSet;
-use crate::nvml::sweep::{Failure, Seen, Sweep, Sweeper};
+use crate::nvml::sweep::{Failure, SeenDevice, Sweep, Sweeper};
 use crate::nvml::trouble::{Trouble, unless_unsupported};
 use crate::nvml::utilization::Utilization;
 use crate::nvml::{details, instances, library};
@@ -121,14 +120,14 @@ impl NvmlProbe {
     /// Sets the limits of memory that are ordered.
     fn set_limits(&self, open: &Opened, inventory: &[DeviceReport], now: Timestamp) {
         let Some(lent) = &self.lent_limits else { return };
-        let can_set = |limits: &&MemoryLimits| limits.can_set();
-        let Some(limits) = open.limits.as_ref().filter(can_set) else { return lent.set_none() };
+        let limits = open.limits.as_ref().filter(|limits| limits.can_set());
+        let Some(limits) = limits else { return lent.set_none() };
         let orders = lent.orders();
         if orders.as_ref().is_some_and(|orders| lent.are_done(orders, now)) {
             return;
         }
-        let is_limited = |it: &&DeviceReport| it.kind == DeviceKind::Gpu && it.can_limit_memory;
-        let gpus = inventory.iter().filter(is_limited).map(|it| it.uuid.clone()).collect();
+        let gpus = inventory.iter().filter(|device| device.kind == DeviceKind::Gpu);
+        let limited = gpus.filter(|gpu| gpu.can_limit_memory).map(|gpu| gpu.uuid.clone()).collect();
         let pods = orders.iter().flat_map(|orders| &orders.gpus).flat_map(|gpu| &gpu.pods);
         let pods: BTreeSet<PodUid> = pods.map(|pod| PodUid::new(&*pod.pod_uid)).collect();
         let containers = match pods.is_empty() {
@@ -136,7 +135,7 @@ impl NvmlProbe {
             false => self.pods.containers_of(&pods),
         };
         let driver = OpenDriver { nvml: &open.nvml, limits };
-        lent.carry_out((orders.as_ref(), now), &gpus, containers.as_ref(), &driver);
+        lent.carry_out(orders.as_ref(), &limited, containers.as_ref(), &driver, now);
     }
 
     /// Opens the library.
@@ -210,14 +209,17 @@ impl NvmlProbe {
         }
         let there: BTreeSet<String> =
             seen.iter().map(|device| device.report.uuid.clone()).collect();
-        seen.retain(|device| device.report.parent.as_ref().is_none_or(|it| there.contains(it)));
+        seen.retain(|device| {
+            device.report.parent.as_ref().is_none_or(|parent| there.contains(parent))
+        });
         seen.truncate(MAX_DEVICES_PER_NODE);
         open.details.retain(|uuid, _| there.contains(uuid));
         open.utilization_seen.retain(|uuid, _| there.contains(uuid));
         open.mig_profiles.retain(|uuid, _| there.contains(uuid));
         self.health.retain(|uuid, _| there.contains(uuid));
         seen.iter_mut().for_each(|device| self.judge(device, &open.details));
-        self.known = seen.iter().map(|it| (it.report.uuid.clone(), it.report.clone())).collect();
+        self.known =
+            seen.iter().map(|device| (device.report.uuid.clone(), device.report.clone())).collect();
         let xids = self.health.iter().map(|(uuid, health)| (uuid.clone(), health.counts()));
         let (mut inventory, uses): (Vec<_>, Vec<_>) =
             seen.into_iter().map(|device| (device.report, device.usage)).unzip();
@@ -240,8 +242,8 @@ impl NvmlProbe {
 
     /// Sets the health of a device: its own fault, or that of its GPU by events and recovery
     /// actions. Adds its NVLink neighbors, which are known only after all devices were read.
-    fn judge(&self, device: &mut Seen, details: &BTreeMap<String, Details>) {
-        let Seen { report, usage } = device;
+    fn judge(&self, device: &mut SeenDevice, details: &BTreeMap<String, Details>) {
+        let SeenDevice { report, usage } = device;
         let gpu = report.parent.as_ref().unwrap_or(&report.uuid);
         if let Some(health) = self.health.get(gpu) {
             let instance = details.get(&report.uuid).and_then(|details| details.instance);
@@ -287,14 +289,13 @@ impl Opened {
                         tracing::warn!(?event, "an event of a GPU that is not known");
                         continue;
                     };
-                    let is_there = |id: u32| {
-                        let mut devices =
-                            known.values().filter(|it| it.parent.as_ref() == Some(uuid));
-                        devices.any(|it| {
-                            self.details.get(&it.uuid).is_some_and(|it| it.instance == Some(id))
-                        })
-                    };
-                    let event = event.of_known_instance(is_there);
+                    let instances =
+                        known.values().filter(|device| device.parent.as_ref() == Some(uuid));
+                    let event = event.of_known_instance(|id| {
+                        let mut details =
+                            instances.filter_map(|device| self.details.get(&device.uuid));
+                        details.any(|details| details.instance == Some(id))
+                    });
                     health.entry(uuid.clone()).or_default().strike(event);
                 }
             }
@@ -328,8 +329,8 @@ impl Failure {
 
 /// Keeps one of several devices with the same UUID, as unhealthy: it is unknown which of them a
 /// container would get.
-fn distrust_duplicates(seen: Vec<Seen>) -> Vec<Seen> {
-    let mut kept: Vec<Seen> = Vec::with_capacity(seen.len());
+fn distrust_duplicates(seen: Vec<SeenDevice>) -> Vec<SeenDevice> {
+    let mut kept: Vec<SeenDevice> = Vec::with_capacity(seen.len());
     for device in seen {
         match kept.iter_mut().find(|known| known.report.uuid == device.report.uuid) {
             Some(first) => {
@@ -344,13 +345,14 @@ fn distrust_duplicates(seen: Vec<Seen>) -> Vec<Seen> {
 
 /// The report of a known device that did not answer: its size stays, its use is unknown. Its fault
 /// is that of its own failure, else of its GPU's, else of one without a UUID.
-fn absent_device(known: &DeviceReport, failures: &[Failure]) -> Seen {
-    let failure_of = |uuid: Option<&String>| failures.iter().find(|it| it.uuid.as_ref() == uuid);
-    let own = failure_of(Some(&known.uuid));
-    let of_gpu = || known.parent.as_ref().and_then(|parent| failure_of(Some(parent)));
-    let failure = own.or_else(of_gpu).or_else(|| failure_of(None));
+fn absent_device(known: &DeviceReport, failures: &[Failure]) -> SeenDevice {
+    let failure_of =
+        |uuid: Option<&String>| failures.iter().find(|failure| failure.uuid.as_ref() == uuid);
+    let failure = failure_of(Some(&known.uuid))
+        .or_else(|| known.parent.as_ref().and_then(|parent| failure_of(Some(parent))))
+        .or_else(|| failure_of(None));
     let fault = failure.map_or(DeviceFault::NotAnswering, |failure| failure.fault);
-    Seen { report: known.clone(), usage: DeviceUse::unread(known.uuid.clone(), fault) }
+    SeenDevice { report: known.clone(), usage: DeviceUse::unread(known.uuid.clone(), fault) }
 }
 
 impl Probe for NvmlProbe {
@@ -379,8 +381,10 @@ impl NvmlProbe {
         &self,
     ) -> Result<BTreeMap<String, Vec<MigProfileReport>>, ProbeError> {
         let all = instances::listed(&library::open(&self.library)?)?;
-        let reports = |all: Vec<NumberedProfile>| all.into_iter().map(|it| it.report).collect();
-        Ok(all.into_iter().map(|(uuid, all)| (uuid, reports(all))).collect())
+        let reports = all.into_iter().map(|(uuid, profiles)| {
+            (uuid, profiles.into_iter().map(|profile| profile.report).collect())
+        });
+        Ok(reports.collect())
     }
 
     /// Reads all devices; opens the library if necessary.
@@ -405,11 +409,11 @@ impl NvmlProbe {
         if let Some(daemons) = &self.mps {
             daemons.learn(&sample.inventory);
         }
-        let is_away = |seen: &DeviceUse| {
-            matches!(seen.fault, Some(DeviceFault::Lost | DeviceFault::ResetRequired))
-        };
+        let is_any_away = sample.uses.iter().any(|device| {
+            matches!(device.fault, Some(DeviceFault::Lost | DeviceFault::ResetRequired))
+        });
         // Kept only now: after an error of the whole library, the next sample opens it again.
-        if !(sample.uses.iter().any(is_away) && now.since(open.since) >= REOPEN_AFTER) {
+        if !(is_any_away && now.since(open.since) >= REOPEN_AFTER) {
             self.open = Some(open);
         }
         Ok(sample)

@@ -1,5 +1,5 @@
-//! Calls that `nvml-wrapper` lacks or breaks, through its table of symbols. The only unsafe code of
-//! the product; each function is safe to call.
+//! Calls that `nvml-wrapper` lacks or breaks, through its table of symbols. Each function is safe to
+//! call. The only other unsafe code of the product is in `raw_mig` and `limits`.
 //!
 //! What is wrong with the wrapper's own (0.13): process lists take two calls and fail if a process
 //! appears between them. Events lose the GPU instance, and unknown kinds of events. The kind of an
@@ -22,7 +22,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlProcessInfo_t,
 };
 
-use crate::gpu::health::Event;
+use crate::gpu::health::GpuEvent;
 use wire::api::state::MigPlacement;
 use wire::report::limits::MAX_PROCESSES_PER_DEVICE;
 
@@ -80,6 +80,13 @@ pub(crate) struct Process {
     pub(crate) used_bytes: Option<u64>,
 }
 
+impl Process {
+    fn from_nvml(info: nvmlProcessInfo_t) -> Self {
+        let used = info.usedGpuMemory;
+        Self { pid: info.pid, used_bytes: (used != NOT_AVAILABLE).then_some(used) }
+    }
+}
+
 /// Reads one list of processes of a device, in one call if it has the usual length.
 ///
 /// # Errors
@@ -105,12 +112,7 @@ pub(crate) fn processes(
         match nvml_try(code) {
             Ok(()) => {
                 buffer.truncate(count);
-                let known = |bytes: u64| (bytes != NOT_AVAILABLE).then_some(bytes);
-                let process = |it: nvmlProcessInfo_t| Process {
-                    pid: it.pid,
-                    used_bytes: known(it.usedGpuMemory),
-                };
-                return Ok(buffer.into_iter().map(process).collect());
+                return Ok(buffer.into_iter().map(Process::from_nvml).collect());
             }
             // More processes may come before the next call.
             Err(NvmlError::InsufficientSize(_)) if room < PROCESSES_MAX => {
@@ -198,7 +200,7 @@ impl EventSet {
     }
 
     /// The events since the last call, each with the identity of its device.
-    pub(crate) fn read(&self, nvml: &Nvml) -> Result<Vec<(usize, Event)>, NvmlError> {
+    pub(crate) fn read(&self, nvml: &Nvml) -> Result<Vec<(usize, GpuEvent)>, NvmlError> {
         let wait = symbol(&nvml.lib().nvmlEventSetWait_v2)?;
         let mut events = Vec::new();
         for _ in 0..EVENTS_MAX {
@@ -214,9 +216,9 @@ impl EventSet {
             };
             let instance = (data.gpuInstanceId != NO_INSTANCE).then_some(data.gpuInstanceId);
             let event = match data.eventType {
-                XID => Event::Xid { number: data.eventData, instance },
-                UNAVAILABLE => Event::Unavailable,
-                RECOVERY => Event::RecoveryChanged,
+                XID => GpuEvent::Xid { number: data.eventData, instance },
+                UNAVAILABLE => GpuEvent::Unavailable,
+                RECOVERY => GpuEvent::RecoveryChanged,
                 // Its data means something else: the number of a memory error is no Xid.
                 _ => continue,
             };

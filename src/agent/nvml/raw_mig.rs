@@ -110,14 +110,15 @@ pub(crate) fn placements(
     let mut all = vec![nvmlGpuInstancePlacement_t { start: 0, size: 0 }; PLACEMENTS];
     nvml_try(unsafe { read(gpu.handle(), profile, all.as_mut_ptr(), &raw mut count) })?;
     all.truncate(usize::try_from(count).unwrap_or(usize::MAX));
-    Ok(all.into_iter().map(|it| Units { start: it.start, size: it.size }).collect())
+    Ok(all.into_iter().map(|place| Units { start: place.start, size: place.size }).collect())
 }
 
 /// The GPU instances of a profile, of which there are at most `most`.
 pub(crate) fn instances(
     nvml: &Nvml,
     gpu: &Device<'_>,
-    (profile, most): (u32, u32),
+    profile: u32,
+    most: u32,
 ) -> Result<Vec<InstanceInfo>, NvmlError> {
     let lib = nvml.lib();
     let list = symbol(&lib.nvmlDeviceGetGpuInstances)?;
@@ -127,7 +128,7 @@ pub(crate) fn instances(
     let mut count = most;
     nvml_try(unsafe { list(gpu.handle(), profile, handles.as_mut_ptr(), &raw mut count) })?;
     handles.truncate(usize::try_from(count).unwrap_or(usize::MAX));
-    let info = |handle: nvmlGpuInstance_t| {
+    let instances = handles.into_iter().map(|handle| {
         let info = unsafe {
             let mut info = mem::zeroed();
             nvml_try(read(handle, &raw mut info))?;
@@ -135,8 +136,8 @@ pub(crate) fn instances(
         };
         let slot = Units { start: info.placement.start, size: info.placement.size };
         Ok(InstanceInfo { id: info.id, profile: info.profileId, slot })
-    };
-    handles.into_iter().map(info).collect()
+    });
+    instances.collect()
 }
 
 /// Checks that a list of `most` handles fits into a buffer.
@@ -161,7 +162,8 @@ pub(crate) fn instance(
 pub(crate) fn create(
     nvml: &Nvml,
     gpu: &Device<'_>,
-    (profile, slot): (u32, Units),
+    profile: u32,
+    slot: Units,
 ) -> Result<InstanceHandle, NvmlError> {
     let create = symbol(&nvml.lib().nvmlDeviceCreateGpuInstanceWithPlacement)?;
     let place = nvmlGpuInstancePlacement_t { start: slot.start, size: slot.size };

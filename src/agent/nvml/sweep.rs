@@ -9,7 +9,7 @@ use nvml_wrapper::sys_exports::field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION;
 use nvml_wrapper::{Device, Nvml};
 
 use crate::gpu::health::{GpuHealth, RecoveryAction};
-use crate::gpu::probe::{ProbeError, ProcessSampling};
+use crate::gpu::sample::{ProbeError, ProcessSampling};
 use crate::mps::daemons::MpsDaemons;
 use crate::nvml::details::Details;
 use crate::nvml::limits::{Listed, MemoryLimits};
@@ -32,7 +32,7 @@ const BYTES_PER_MIB: u64 = 1 << 20;
 const INSTANCES_MAX: u32 = 32;
 
 /// A device that answered.
-pub(crate) struct Seen {
+pub(crate) struct SeenDevice {
     pub(crate) report: DeviceReport,
     pub(crate) usage: DeviceUse,
 }
@@ -47,7 +47,7 @@ pub(crate) struct Failure {
 /// The result of one walk.
 #[derive(Default)]
 pub(crate) struct Sweep {
-    pub(crate) seen: Vec<Seen>,
+    pub(crate) seen: Vec<SeenDevice>,
     /// Devices that did not answer.
     pub(crate) failures: Vec<Failure>,
 }
@@ -127,7 +127,7 @@ impl Sweeper<'_> {
             answer => required(answer)?.current == 1,
         };
         let kind = if in_mig_mode { DeviceKind::MigParent } else { DeviceKind::Gpu };
-        if self.known.get(&uuid).is_some_and(|it| it.kind != kind) {
+        if self.known.get(&uuid).is_some_and(|device| device.kind != kind) {
             // The driver may have bound the GPU again.
             self.details.remove(&uuid);
             self.registered.retain(|_, known| *known != uuid);
@@ -162,7 +162,8 @@ impl Sweeper<'_> {
         }
         let found = unless_lost(instances::profiles(self.nvml, gpu))?;
         let Some(found) = found else { return Ok(Vec::new()) };
-        let profiles: Vec<MigProfileReport> = found.into_iter().map(|it| it.report).collect();
+        let profiles: Vec<MigProfileReport> =
+            found.into_iter().map(|profile| profile.report).collect();
         if profiles.is_empty() {
             tracing::warn!(gpu = uuid, "the driver lets the agent make no MIG instances");
         }
@@ -172,7 +173,7 @@ impl Sweeper<'_> {
 
     /// Whether a device was a GPU in MIG mode when it was last read successfully.
     fn was_parent(&self, uuid: &str) -> bool {
-        self.known.get(uuid).is_some_and(|it| it.kind == DeviceKind::MigParent)
+        self.known.get(uuid).is_some_and(|device| device.kind == DeviceKind::MigParent)
     }
 
     /// Registers the events of a GPU once. Reads its recovery action with each list of processes,
@@ -219,7 +220,7 @@ impl Sweeper<'_> {
                 other => required(other),
             };
             let mut uuid = None;
-            match instance.and_then(|it| self.instance(&it, parent, &mut uuid, sweep)) {
+            match instance.and_then(|instance| self.instance(&instance, parent, &mut uuid, sweep)) {
                 Ok(()) => {}
                 Err(Trouble::Library(error)) => return Err(Trouble::Library(error)),
                 Err(Trouble::Unsupported) => sweep.fail(uuid, DeviceFault::NotAnswering),
@@ -301,7 +302,7 @@ impl Sweeper<'_> {
                 let uuid = report.uuid.as_str();
                 let serving = self.mps.filter(|_| mps == Some(MpsState::Serving));
                 let mps_mib = |pid| serving?.limit_mib(self.pods, pid, uuid);
-                let tenants = limits::tenants((limits, device), &listed, self.pods, mps_mib);
+                let tenants = limits::tenants(device, limits, &listed, self.pods, mps_mib);
                 (Some(listed.processes), tenants)
             }
         };
@@ -319,7 +320,7 @@ impl Sweeper<'_> {
             processes,
             tenants,
         };
-        sweep.seen.push(Seen { report, usage });
+        sweep.seen.push(SeenDevice { report, usage });
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use nvml_wrapper::error::NvmlError;
 
-use crate::gpu::probe::ProbeError;
+use crate::gpu::sample::ProbeError;
 use wire::api::condition::DeviceFault;
 
 /// The meaning of a failed call.

@@ -6,11 +6,12 @@
 
 use std::collections::BTreeMap;
 
+use crate::gpu::sample::is_draining;
 use crate::processes::pods::{
     MAX_CGROUP_BYTES, MAX_STAT_BYTES, PodsByProcess, is_running, pod_in_cgroup, read_lossily,
 };
 use wire::ids::PodUid;
-use wire::report::bodies::{Allocation, AllocationState, DeviceUse, ProcessUse};
+use wire::report::bodies::{Allocation, DeviceUse, ProcessUse};
 use wire::report::limits::MAX_PROCESSES_PER_DEVICE;
 
 /// The pods that drain on one node.
@@ -26,9 +27,12 @@ pub(crate) struct Draining {
 impl Draining {
     /// Learns the allocations on the node.
     pub(crate) fn observe(&mut self, allocations: &[Allocation]) {
-        let draining = allocations.iter().filter(|it| it.state == AllocationState::Draining);
-        let devices = |it: &Allocation| it.devices.iter().map(|part| part.uuid.clone()).collect();
-        self.devices = draining.map(|it| (PodUid::new(it.pod_uid.clone()), devices(it))).collect();
+        let draining = allocations.iter().filter(|allocation| is_draining(allocation));
+        let devices = draining.map(|allocation| {
+            let uuids = allocation.devices.iter().map(|part| part.uuid.clone());
+            (PodUid::new(allocation.pod_uid.clone()), uuids.collect())
+        });
+        self.devices = devices.collect();
     }
 
     /// Adds a process of each pod that still runs to the lists in `uses`, unless one is listed.
@@ -36,11 +40,8 @@ impl Draining {
         if !uses.iter().any(|device| device.processes.is_some()) {
             return;
         }
-        let listed = |uid: &PodUid| {
-            let mut all = uses.iter().flat_map(|device| device.processes.iter().flatten());
-            all.any(|process| process.pod_uid.as_deref() == Some(uid.as_str()))
-        };
-        let sought: Vec<&PodUid> = self.devices.keys().filter(|uid| !listed(uid)).collect();
+        let sought: Vec<&PodUid> =
+            self.devices.keys().filter(|uid| !is_listed(uid, uses)).collect();
         self.running = running(&sought, &self.running, processes);
         for (uid, pid) in &self.running {
             let held = self.devices.get(uid).into_iter().flatten();
@@ -61,37 +62,45 @@ impl Draining {
     }
 }
 
+/// Whether a list has a process of this pod.
+fn is_listed(uid: &PodUid, uses: &[DeviceUse]) -> bool {
+    let mut listed = uses.iter().flat_map(|device| device.processes.iter().flatten());
+    listed.any(|process| process.pod_uid.as_deref() == Some(uid.as_str()))
+}
+
 /// A process of each pod in `sought` that has one; those in `known` are checked first.
 pub(crate) fn running(
     sought: &[&PodUid],
     known: &BTreeMap<PodUid, u32>,
     processes: &PodsByProcess,
 ) -> BTreeMap<PodUid, u32> {
-    let pod_of = |pid: u32| {
-        let folder = processes.folder_of(pid);
-        let uid = pod_in_cgroup(&read_lossily(&folder.join("cgroup"), MAX_CGROUP_BYTES)?)?;
-        let is_it = sought.contains(&&uid)
-            && is_running(&read_lossily(&folder.join("stat"), MAX_STAT_BYTES)?);
-        is_it.then_some(uid)
-    };
     let mut found = BTreeMap::new();
     for pid in known.values() {
-        found.extend(pod_of(*pid).map(|uid| (uid, *pid)));
+        found.extend(running_pod(*pid, sought, processes).map(|uid| (uid, *pid)));
     }
     if found.len() < sought.len() {
         let entries = std::fs::read_dir(&processes.root).into_iter().flatten().flatten();
         for pid in entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()) {
-            found.extend(pod_of(pid).map(|uid| (uid, pid)));
+            found.extend(running_pod(pid, sought, processes).map(|uid| (uid, pid)));
         }
     }
     found
+}
+
+/// The pod of a process that runs, if it is one of those in `sought`.
+fn running_pod(pid: u32, sought: &[&PodUid], processes: &PodsByProcess) -> Option<PodUid> {
+    let folder = processes.folder_of(pid);
+    let uid = pod_in_cgroup(&read_lossily(&folder.join("cgroup"), MAX_CGROUP_BYTES)?)?;
+    let is_sought =
+        sought.contains(&&uid) && is_running(&read_lossily(&folder.join("stat"), MAX_STAT_BYTES)?);
+    is_sought.then_some(uid)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use wire::api::condition::DeviceFault;
-    use wire::report::bodies::AllocatedDevice;
+    use wire::report::bodies::{AllocatedDevice, AllocationState};
 
     const UID: &str = "0d5ab2f3-58e1-4f5c-9a4b-1c7d3c1e8f00";
     const OTHER: &str = "9f8e7d6c5b4a39281706f5e4d3c2b1a0";
@@ -146,9 +155,9 @@ mod tests {
     fn shown(uses: &[DeviceUse]) -> String {
         let device = |device: &DeviceUse| {
             let Some(list) = &device.processes else { return "?".to_owned() };
-            let process = |it: &ProcessUse| {
-                let pod = if it.pod_uid.as_deref() == Some(UID) { "p" } else { "q" };
-                format!("{pod}{}={}", it.pid, it.memory_mib.unwrap())
+            let process = |process: &ProcessUse| {
+                let pod = if process.pod_uid.as_deref() == Some(UID) { "p" } else { "q" };
+                format!("{pod}{}={}", process.pid, process.memory_mib.unwrap())
             };
             list.iter().map(process).collect::<Vec<_>>().join(" ")
         };

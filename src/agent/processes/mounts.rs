@@ -20,7 +20,7 @@ const DELETED: &[u8] = b"//deleted";
 
 /// A file or folder, named alike in every container of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct FilePlace {
     /// Major and minor number of its file system.
     device: (u32, u32),
     /// Its path in that file system, whatever part of it is mounted.
@@ -41,7 +41,7 @@ struct Mount {
     /// The mount below it; often not in the table for the outermost one.
     parent: u64,
     /// What is mounted; `None` for a removed folder.
-    place: Option<Place>,
+    place: Option<FilePlace>,
     /// The path where the process sees it.
     point: PathBuf,
 }
@@ -67,10 +67,10 @@ impl Mounts {
     }
 
     /// Where an absolute path without `..` lies; `None` if it is unknown.
-    pub(crate) fn place(&self, path: &Path) -> Option<Place> {
+    pub(crate) fn place(&self, path: &Path) -> Option<FilePlace> {
         let mount = self.mount_of(path)?;
-        let Place { device, path: root } = mount.place?;
-        Some(Place { device, path: root.join(path.strip_prefix(mount.point).ok()?) })
+        let FilePlace { device, path: root } = mount.place?;
+        Some(FilePlace { device, path: root.join(path.strip_prefix(mount.point).ok()?) })
     }
 
     /// Whether something is mounted at exactly this path: then it passes no link.
@@ -79,7 +79,7 @@ impl Mounts {
     }
 
     /// Whether a file or folder, or something below or above it, is mounted anywhere.
-    pub(crate) fn are_near(&self, place: &Place) -> bool {
+    pub(crate) fn are_near(&self, place: &FilePlace) -> bool {
         self.all().filter_map(|mount| mount.place).any(|mounted| {
             let is_near =
                 mounted.path.starts_with(&place.path) || place.path.starts_with(&mounted.path);
@@ -92,9 +92,10 @@ impl Mounts {
         let mut on_path: Vec<Mount> =
             self.all().filter(|mount| path.starts_with(&mount.point)).collect();
         let ids: BTreeSet<u64> = on_path.iter().map(|mount| mount.id).collect();
-        let is_outermost = |mount: &Mount| mount.parent == mount.id || !ids.contains(&mount.parent);
-        let is_root = |mount: &Mount| mount.point == Path::new("/") && is_outermost(mount);
-        let mut at = on_path.iter().rposition(is_root)?;
+        let mut at = on_path.iter().rposition(|mount| {
+            let is_outermost = mount.parent == mount.id || !ids.contains(&mount.parent);
+            mount.point == Path::new("/") && is_outermost
+        })?;
         for _ in 0..MAX_MOUNTS_ON_PATH {
             let inner = on_path.iter().enumerate().rev().filter(|(place, mount)| {
                 *place != at && on_path.get(at).is_some_and(|outer| mount.parent == outer.id)
@@ -121,7 +122,7 @@ impl Mount {
         let (major, minor) = text()?.split_once(':')?;
         let device = (major.parse().ok()?, minor.parse().ok()?);
         let (root, point) = (fields.next()?, unescaped(fields.next()?));
-        let place = Place { device, path: unescaped(root) };
+        let place = FilePlace { device, path: unescaped(root) };
         let place = (!root.ends_with(DELETED)).then_some(place);
         point.is_absolute().then_some(Self { id, parent, place, point })
     }
@@ -155,7 +156,7 @@ mod tests {
     /// Where a path lies, such as `0:9 /inside`; `-` if it is unknown.
     fn place(table: &[u8], path: &str) -> String {
         let place = mounts(table).place(Path::new(path));
-        place.map_or("-".to_owned(), |Place { device: (major, minor), path }| {
+        place.map_or("-".to_owned(), |FilePlace { device: (major, minor), path }| {
             let parts: PathBuf = path.components().collect();
             format!("{major}:{minor} {}", parts.display())
         })
@@ -216,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_path_is_near_its_parents_and_children() {
-        let ours = |path: &str| Place { device: (0, 24), path: PathBuf::from(path) };
+        let ours = |path: &str| FilePlace { device: (0, 24), path: PathBuf::from(path) };
         let mounts = mounts(CONTAINER.as_bytes());
         for (path, is_near) in [
             ("/gpupack/mps", true),
@@ -280,7 +281,7 @@ mod tests {
             let whole = Mounts::of(folder.path(), length).unwrap();
             // No lines cause a panic.
             whole.place(Path::new("/dev/shm"));
-            whole.are_near(&Place { device: (0, 1), path: PathBuf::from("/") });
+            whole.are_near(&FilePlace { device: (0, 1), path: PathBuf::from("/") });
         }
     }
 

@@ -111,14 +111,14 @@ impl PodsByProcess {
     /// unnoticed if the time of the list is unknown.
     pub fn pod_of(&self, pid: u32, listed: Option<BootTicks>) -> Option<PodUid> {
         let folder = self.folder_of(pid);
-        let began = || began(&read_lossily(&folder.join("stat"), MAX_STAT_BYTES)?);
-        let before = began()?;
+        let stat = folder.join("stat");
+        let before = began(&read_lossily(&stat, MAX_STAT_BYTES)?)?;
         if listed.is_some_and(|listed| before > listed) {
             return None;
         }
         let pod = pod_in_cgroup(&read_lossily(&folder.join("cgroup"), MAX_CGROUP_BYTES)?)?;
         // Its id may have been reused during the read.
-        (began() == Some(before)).then_some(pod)
+        (began(&read_lossily(&stat, MAX_STAT_BYTES)?)? == before).then_some(pod)
     }
 }
 

@@ -6,10 +6,11 @@
 
 use std::collections::BTreeMap;
 
+use crate::gpu::sample::is_draining;
 use crate::processes::draining::running;
 use crate::processes::pods::{BootTicks, PodsByProcess};
 use wire::ids::PodUid;
-use wire::report::bodies::{Allocation, AllocationState, DeviceUse};
+use wire::report::bodies::{Allocation, DeviceUse};
 
 /// Most processes of a node that are watched: one read of a small file each in every period.
 const MAX_WATCHED: usize = 256;
@@ -26,8 +27,8 @@ pub(crate) struct Watched {
 impl Watched {
     /// Learns the allocations on the node.
     pub(crate) fn observe(&mut self, allocations: &[Allocation]) {
-        let running = allocations.iter().filter(|it| it.state != AllocationState::Draining);
-        self.pods = running.map(|it| PodUid::new(it.pod_uid.clone())).collect();
+        let running = allocations.iter().filter(|allocation| !is_draining(allocation));
+        self.pods = running.map(|allocation| PodUid::new(allocation.pod_uid.clone())).collect();
     }
 
     /// Learns the lists in `uses`. Processes that no list shows any longer stay: they may use a GPU
@@ -81,7 +82,7 @@ impl Watched {
 mod tests {
     use super::*;
     use wire::api::condition::DeviceFault;
-    use wire::report::bodies::ProcessUse;
+    use wire::report::bodies::{AllocationState, ProcessUse};
 
     /// A process table with these processes: id, state and start.
     fn table(processes: &[(u32, char, u64)]) -> (tempfile::TempDir, PodsByProcess) {

@@ -61,7 +61,7 @@ pub(crate) struct ServerArgs {
     /// The extender's Service, with the name or number of its port, to call it through the service
     /// proxy; gpu-system/gpupack:page if the API server has no group inspection.gpupack.dev
     #[arg(long, value_name = "NAMESPACE/NAME:PORT", value_parser = service)]
-    service: Option<Service>,
+    service: Option<ServicePort>,
     /// Address of the API server.
     #[command(flatten)]
     pub(crate) api_server: ApiServerArgs,
@@ -69,19 +69,19 @@ pub(crate) struct ServerArgs {
 
 /// The extender's Service.
 #[derive(Clone, Debug)]
-struct Service {
+struct ServicePort {
     namespace: String,
     /// `name:port`.
     port: String,
 }
 
-fn service(text: &str) -> Result<Service, String> {
+fn service(text: &str) -> Result<ServicePort, String> {
     let (namespace, port) = text.split_once('/').ok_or("write NAMESPACE/NAME:PORT")?;
     let parts = port.split(':').chain([namespace]);
     if !parts.clone().all(is_name) || port.split(':').count() != 2 {
         return Err("write NAMESPACE/NAME:PORT, for instance gpu-system/gpupack:page".to_owned());
     }
-    Ok(Service { namespace: namespace.to_owned(), port: port.to_owned() })
+    Ok(ServicePort { namespace: namespace.to_owned(), port: port.to_owned() })
 }
 
 /// A connection to a running extender.
@@ -94,10 +94,10 @@ pub(crate) struct Server {
 
 enum Way {
     Direct { base: String },
-    ApiServer { client: Box<kube::Client>, service: Option<Service> },
+    ApiServer { client: Box<kube::Client>, service: Option<ServicePort> },
 }
 
-impl Service {
+impl ServicePort {
     /// That of the shipped manifests.
     fn shipped() -> Self {
         Self { namespace: "gpu-system".to_owned(), port: "gpupack:page".to_owned() }
@@ -217,10 +217,10 @@ impl Server {
     /// No answer, a refusal, or an answer of another form.
     pub(crate) async fn ask<T: DeserializeOwned>(&self, path: &str) -> Result<T, Failure> {
         let requested = tokio::time::timeout(self.timeout, self.exchange(path)).await;
-        let seconds = self.timeout.as_secs();
-        let late =
-            || Failure::unreachable(format!("{} does not answer within {seconds} s", self.name()));
-        let (status, body) = requested.map_err(|_| late())??;
+        let (status, body) = requested.map_err(|_| {
+            let seconds = self.timeout.as_secs();
+            Failure::unreachable(format!("{} does not answer within {seconds} s", self.name()))
+        })??;
         if !status.is_success() {
             return Err(self.refusal(status, &body));
         }
@@ -241,7 +241,8 @@ impl Server {
                 get(address).await.map_err(away)
             }
             Way::ApiServer { client, service } => {
-                let base = service.as_ref().map_or_else(|| RESOURCE_PATH.to_owned(), Service::path);
+                let base =
+                    service.as_ref().map_or_else(|| RESOURCE_PATH.to_owned(), ServicePort::path);
                 let found = through(client, &base, path).await.map_err(away)?;
                 let is_elsewhere = [StatusCode::NOT_FOUND, StatusCode::FORBIDDEN]
                     .contains(&found.0)
@@ -250,7 +251,7 @@ impl Server {
                     return Ok(found);
                 }
                 // An API server without the group says so only to those who may call any.
-                let base = Service::shipped().path();
+                let base = ServicePort::shipped().path();
                 let behind = through(client, &base, path).await.map_err(away)?;
                 let is_refused = is_of_api_server(&behind.1) && found.0 == StatusCode::FORBIDDEN;
                 Ok(if is_refused { found } else { behind })
@@ -263,7 +264,8 @@ impl Server {
         match &self.way {
             Way::Direct { base } => format!("the extender at {base}"),
             Way::ApiServer { service, .. } => {
-                let Service { namespace, port } = service.clone().unwrap_or_else(Service::shipped);
+                let ServicePort { namespace, port } =
+                    service.clone().unwrap_or_else(ServicePort::shipped);
                 format!("the extender behind Service {namespace}/{port}, through the API server")
             }
         }

@@ -50,13 +50,18 @@ impl Failure {
 /// `text` with escapes for characters that a terminal would take as a command or show in another
 /// order.
 pub(crate) fn clean(text: &str) -> String {
-    let is_plain = |c: char| !c.is_control() && !is_hidden(c);
     if text.chars().all(is_plain) {
         return text.to_owned();
     }
-    let written =
-        |c: char| if is_plain(c) { c.to_string() } else { c.escape_unicode().to_string() };
-    text.chars().map(written).collect()
+    let written = text.chars().map(|c| match is_plain(c) {
+        true => c.to_string(),
+        false => c.escape_unicode().to_string(),
+    });
+    written.collect()
+}
+
+fn is_plain(c: char) -> bool {
+    !c.is_control() && !is_hidden(c)
 }
 
 /// Whether a character changes the direction or position of others, or has no width.

@@ -46,7 +46,7 @@ pub(crate) type Read<T> = Result<T, Unread>;
 
 /// An object, or with no name a list of objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Target {
+pub(crate) struct ObjectPath {
     /// API group; empty for the core.
     pub(crate) group: &'static str,
     pub(crate) version: &'static str,
@@ -57,7 +57,7 @@ pub(crate) struct Target {
     pub(crate) name: Option<String>,
 }
 
-impl Target {
+impl ObjectPath {
     /// All objects of a resource.
     pub(crate) const fn all(
         group: &'static str,
@@ -130,7 +130,7 @@ struct PageMetadata {
 
 /// An answer of the API server to a write that it did not keep.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub(crate) enum ReviewAnswer {
     /// It would do so, with this result.
     Accepted(Box<Value>),
     /// It would not, with these words.
@@ -189,16 +189,16 @@ impl Reader {
     }
 
     /// An object.
-    pub(crate) async fn object<T: DeserializeOwned>(&self, target: &Target) -> Read<T> {
+    pub(crate) async fn object<T: DeserializeOwned>(&self, target: &ObjectPath) -> Read<T> {
         let (status, body) = self.exchange("GET", &target.path()?, Vec::new()).await?;
         decoded(status, &body, &target.right())
     }
 
-    /// All objects of a list whose labels fit `selector` (`a=b`, or empty for all), each as `keep` makes
+    /// All objects of a list that fit `query` (`&labelSelector=…`, or empty for all), each as `keep` makes
     /// it: of large objects only a part is kept.
     pub(crate) async fn list<T: DeserializeOwned, K>(
         &self,
-        target: &Target,
+        target: &ObjectPath,
         query: &str,
         keep: impl Fn(T) -> K,
     ) -> Read<Vec<K>> {
@@ -225,15 +225,15 @@ impl Reader {
     }
 
     /// What the API server answers to a POST that keeps nothing: a dry run, or a review.
-    pub(crate) async fn review(&self, path: &str, body: &Value) -> Read<Answer> {
+    pub(crate) async fn review(&self, path: &str, body: &Value) -> Read<ReviewAnswer> {
         let (status, answer) = self.exchange("POST", path, body.to_string().into_bytes()).await?;
         if status.is_success() {
             let value = decoded(status, &answer, path)?;
-            return Ok(Answer::Accepted(Box::new(value)));
+            return Ok(ReviewAnswer::Accepted(Box::new(value)));
         }
         match status {
             StatusCode::NOT_FOUND => Err(Unread::Absent),
-            _ => Ok(Answer::Refused(message(status, &answer))),
+            _ => Ok(ReviewAnswer::Refused(message(status, &answer))),
         }
     }
 
@@ -254,22 +254,24 @@ impl Reader {
     }
 
     async fn exchange(&self, method: &str, path: &str, body: Vec<u8>) -> Read<(StatusCode, Bytes)> {
-        let failed = |error: String| Unread::Failed(error);
         let request = Request::builder()
             .method(method)
             .uri(path)
             .header("content-type", "application/json")
             .body(kube::client::Body::from(body))
-            .map_err(|error| failed(error.to_string()))?;
+            .map_err(|error| Unread::Failed(error.to_string()))?;
         let exchange = async {
-            let answer = self.client.send(request).await.map_err(|error| failed(said(&error)))?;
+            let answer = self.client.send(request).await;
+            let answer = answer.map_err(|error| Unread::Failed(said(&error)))?;
             let status = answer.status();
             let body = Limited::new(answer.into_body(), MAX_BODY_BYTES).collect().await;
-            Ok((status, body.map_err(|error| failed(with_causes(&*error)))?.to_bytes()))
+            let body = body.map_err(|error| Unread::Failed(with_causes(&*error)))?;
+            Ok((status, body.to_bytes()))
         };
-        let seconds = self.timeout.as_secs();
-        let late = |_| failed(format!("the API server does not answer within {seconds} s"));
-        tokio::time::timeout(self.timeout, exchange).await.map_err(late)?
+        tokio::time::timeout(self.timeout, exchange).await.map_err(|_| {
+            let seconds = self.timeout.as_secs();
+            Unread::Failed(format!("the API server does not answer within {seconds} s"))
+        })?
     }
 }
 
@@ -299,7 +301,7 @@ mod tests {
 
     #[test]
     fn a_target_has_a_path_and_a_right() {
-        let leases = Target::all("coordination.k8s.io", "v1", "leases");
+        let leases = ObjectPath::all("coordination.k8s.io", "v1", "leases");
         let lease = leases.within("gpu-system").named("gpupack");
         for (target, path, right) in [
             (&leases, "/apis/coordination.k8s.io/v1/leases", "list leases.coordination.k8s.io"),
@@ -308,7 +310,7 @@ mod tests {
                 "/apis/coordination.k8s.io/v1/namespaces/gpu-system/leases/gpupack",
                 "get leases.coordination.k8s.io gpupack in namespace gpu-system",
             ),
-            (&Target::all("", "v1", "nodes"), "/api/v1/nodes", "list nodes"),
+            (&ObjectPath::all("", "v1", "nodes"), "/api/v1/nodes", "list nodes"),
         ] {
             assert_eq!(
                 (target.path().unwrap(), target.right()),
@@ -316,7 +318,7 @@ mod tests {
             );
         }
         for odd in ["", "../../secrets", "a b", "a?b", "ä"] {
-            let target = Target::all("", "v1", "secrets").within("a").named(odd);
+            let target = ObjectPath::all("", "v1", "secrets").within("a").named(odd);
             assert!(matches!(target.path(), Err(Unread::Failed(_))), "{odd}");
         }
     }

@@ -15,7 +15,7 @@ use kube::client::Body;
 use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use control::shared::app::App;
 use engine::ledger::nodes::state::Ledger;
@@ -67,7 +67,7 @@ struct Called<'a> {
 }
 
 /// A status and a body.
-type Answer = (u16, String);
+type HttpAnswer = (u16, String);
 
 impl ApiServer {
     /// Shows all pods, and from now on each change, to the watch of an extender.
@@ -183,7 +183,7 @@ impl ApiServer {
     }
 
     /// Answers one request.
-    pub fn answer(&self, request: &Request<Vec<u8>>) -> Answer {
+    pub fn answer(&self, request: &Request<Vec<u8>>) -> HttpAnswer {
         let (method, path) = (request.method(), request.uri().path());
         let Ok(body) = serde_json::from_slice::<Value>(match request.body().as_slice() {
             [] => b"null",
@@ -253,12 +253,12 @@ impl Store {
     }
 
     /// Changes annotations and labels.
-    fn annotate(&mut self, mut pod: Value, patch: &Value) -> Answer {
+    fn annotate(&mut self, mut pod: Value, patch: &Value) -> HttpAnswer {
         if let Some(refused) = refused_patch(&pod["metadata"], &patch["metadata"]) {
             return refused;
         }
-        let is_metadata = |patch: &Map<String, Value>| patch.keys().all(|key| key == "metadata");
-        if !patch.as_object().is_some_and(is_metadata) {
+        let parts = patch.as_object();
+        if !parts.is_some_and(|parts| parts.keys().all(|key| key == "metadata")) {
             return refusal(422, "pod updates may not change fields other than these: metadata");
         }
         let before = pod.clone();
@@ -290,7 +290,7 @@ impl Store {
     }
 
     /// Changes the resources of containers in place.
-    fn resize(&mut self, mut pod: Value, patch: &Value) -> Answer {
+    fn resize(&mut self, mut pod: Value, patch: &Value) -> HttpAnswer {
         if let Some(refused) = refused_patch(&pod["metadata"], &patch["metadata"]) {
             return refused;
         }
@@ -301,7 +301,7 @@ impl Store {
             };
             for kind in ["requests", "limits"] {
                 let amounts = changed["resources"][kind].as_object().into_iter().flatten();
-                amounts.for_each(|(name, it)| known["resources"][kind][name] = it.clone());
+                amounts.for_each(|(name, amount)| known["resources"][kind][name] = amount.clone());
             }
         }
         self.resized.extend(uid_of(&pod));
@@ -309,7 +309,7 @@ impl Store {
     }
 
     /// Gives a pod its node, and the annotations of the Binding.
-    fn bind(&mut self, mut pod: Value, binding: &Value) -> Answer {
+    fn bind(&mut self, mut pod: Value, binding: &Value) -> HttpAnswer {
         let metadata = &binding["metadata"];
         for key in ["uid", "resourceVersion"] {
             if !metadata[key].is_null() && metadata[key] != pod["metadata"][key] {
@@ -338,14 +338,14 @@ impl Store {
     }
 
     /// Ends a pod. No disruption budget protects it.
-    fn evict(&mut self, pod: &Value, eviction: &Value) -> Answer {
+    fn evict(&mut self, pod: &Value, eviction: &Value) -> HttpAnswer {
         let options = &eviction["deleteOptions"];
         let wanted = &options["preconditions"]["uid"];
         if !wanted.is_null() && *wanted != pod["metadata"]["uid"] {
             return refusal(409, "the UID in the precondition does not match");
         }
         let dry_run = options["dryRun"].as_array().into_iter().flatten();
-        if !dry_run.into_iter().any(|it| it == "All") {
+        if !dry_run.into_iter().any(|stage| stage == "All") {
             uid_of(pod).iter().for_each(|uid| self.remove(uid));
             self.evicted.extend(uid_of(pod));
         }
@@ -354,7 +354,7 @@ impl Store {
 }
 
 /// Why a patch with these preconditions is refused.
-fn refused_patch(known: &Value, patch: &Value) -> Option<Answer> {
+fn refused_patch(known: &Value, patch: &Value) -> Option<HttpAnswer> {
     let differs = |key: &str| !patch[key].is_null() && patch[key] != known[key];
     if differs("uid") {
         return Some(refusal(422, "metadata.uid: Invalid value: field is immutable"));
@@ -370,7 +370,7 @@ fn success() -> String {
     json!({"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 201}).to_string()
 }
 
-fn refusal(code: u16, message: &str) -> Answer {
+fn refusal(code: u16, message: &str) -> HttpAnswer {
     let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code,
         "message": message});
     (code, status.to_string())

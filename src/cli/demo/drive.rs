@@ -47,7 +47,7 @@ const LIFE_MIN: Duration = Duration::from_secs(10);
 
 /// The fate of the pods.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Figures {
+pub(crate) struct DemoFigures {
     pub(crate) pods: PodCounts,
     /// Last refusal of each pod that waits or was refused, by its UID.
     pub(crate) reasons: BTreeMap<String, String>,
@@ -79,7 +79,7 @@ struct Waiting {
 pub(crate) struct Drive {
     app: Arc<App>,
     api: ApiServer,
-    figures: watch::Sender<Figures>,
+    figures: watch::Sender<DemoFigures>,
     stream: PodStream,
     scheduler: Scheduler,
     random: ChaCha8Rng,
@@ -112,8 +112,9 @@ impl Drive {
 
     /// A cluster without pods.
     pub(crate) fn new(
-        (app, api): (Arc<App>, ApiServer),
-        figures: watch::Sender<Figures>,
+        app: Arc<App>,
+        api: ApiServer,
+        figures: watch::Sender<DemoFigures>,
         scheduler: Scheduler,
         seed: u64,
         stop: watch::Receiver<bool>,
@@ -455,10 +456,9 @@ impl Drive {
     /// too long.
     async fn retry_due(&mut self, now: Duration) -> Result<()> {
         let requeued = self.api.take_annotated();
-        let is_requeued = |_: &(Duration, u64), waiting: &mut Waiting| {
-            requeued.contains(waiting.pod.uid.as_str())
-        };
-        let requeued: Vec<_> = self.waiting.extract_if(.., is_requeued).collect();
+        let requeued =
+            self.waiting.extract_if(.., |_, waiting| requeued.contains(waiting.pod.uid.as_str()));
+        let requeued: Vec<_> = requeued.collect();
         self.waiting.extend(requeued.into_iter().map(|((_, at), waiting)| ((now, at), waiting)));
         while !self.is_stopped()
             && let Some(entry) = self.waiting.first_entry()

@@ -20,7 +20,7 @@ use control::shared::app::App;
 use engine::model::reservation::Placement;
 use kube_api::pod::seen_pod::SeenPod;
 use wire::api::commands::DemoBorrowing;
-use wire::ids::{DeviceId, NodeName, PodUid};
+use wire::ids::{NodeName, PodUid};
 use wire::report::bodies::AllocatedDevice;
 use wire::units::Timestamp;
 
@@ -139,17 +139,17 @@ impl Kubelet {
     /// The program of a container, on the devices that the annotations of its pod name.
     fn start_program(&self, uid: &PodUid, placement: &Placement, now: Timestamp) {
         let node = self.app.ledger.node(placement.node.as_str());
-        let limit_of = |on: &DeviceId| {
-            let device = node.as_ref()?.devices().iter().find(|it| it.device().id == *on)?;
-            device.memory_limit(uid)
-        };
         let runs_on = placement.runs_on();
         let devices = runs_on.iter().zip(&placement.devices).map(|(on, placed)| AllocatedDevice {
             uuid: on.to_string(),
             memory_mib: placed.demand.memory.mib(),
             share_millionths: placed.demand.share.millionths(),
         });
-        let limit_mib = runs_on.first().and_then(limit_of).map(|limit| limit.mib());
+        let limit = runs_on.first().and_then(|on| {
+            let devices = node.as_ref()?.devices();
+            devices.iter().find(|device| device.device().id == *on)?.memory_limit(uid)
+        });
+        let limit_mib = limit.map(|limit| limit.mib());
         let program = Program { devices: devices.collect(), limit_mib };
         self.programs.start(placement.node.as_str(), uid.as_str(), program, now);
     }

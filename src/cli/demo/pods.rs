@@ -98,7 +98,7 @@ impl DemoPod {
 }
 
 /// A kind of pod.
-struct Kind {
+struct PodKind {
     workload: &'static str,
     weight: u32,
     annotations: &'static str,
@@ -116,66 +116,66 @@ const fn kind(
     workload: &'static str,
     weight: u32,
     annotations: &'static str,
-    (cpu_milli, memory_mib): (u32, u32),
-) -> Kind {
-    Kind { workload, weight, annotations, devices: None, cpu_milli, memory_mib, is_movable: false }
+    cpu_milli: u32,
+    memory_mib: u32,
+) -> PodKind {
+    let (devices, is_movable) = (None, false);
+    PodKind { workload, weight, annotations, devices, cpu_milli, memory_mib, is_movable }
 }
 
 /// Pods that fill the fleet: shares, memory, both, two devices, model filters, whole GPUs.
-const SOUND: [Kind; 16] = [
-    kind("embedder", 12, r#","gpu-fraction":"0.1""#, (500, 2_048)),
-    kind("ranker", 11, r#","gpu-fraction":"0.2""#, (1_000, 4_096)),
-    kind("notebook", 13, r#","gpu-fraction":"0.25""#, (1_000, 6_144)),
-    kind("reranker", 6, r#","gpu-fraction":"0.3","gpu-fraction.limit":"0.6""#, (1_500, 8_192)),
-    kind("chat-7b", 14, r#","gpu-fraction":"0.5""#, (3_000, 12_288)),
-    kind("chat-13b", 5, r#","gpu-fraction":"0.75""#, (4_000, 16_384)),
-    kind("ocr", 6, r#","gpu-memory":"4096""#, (1_000, 4_096)),
-    kind("asr", 6, r#","gpu-memory":"8192","gpu-memory.limit":"12Gi""#, (2_000, 8_192)),
-    kind("diffusion", 4, r#","gpu-memory":"16384""#, (3_000, 12_288)),
-    kind("vectors", 5, r#","gpu-fraction":"0.25","gpu-memory":"10240""#, (1_500, 8_192)),
+const SOUND: [PodKind; 16] = [
+    kind("embedder", 12, r#","gpu-fraction":"0.1""#, 500, 2_048),
+    kind("ranker", 11, r#","gpu-fraction":"0.2""#, 1_000, 4_096),
+    kind("notebook", 13, r#","gpu-fraction":"0.25""#, 1_000, 6_144),
+    kind("reranker", 6, r#","gpu-fraction":"0.3","gpu-fraction.limit":"0.6""#, 1_500, 8_192),
+    kind("chat-7b", 14, r#","gpu-fraction":"0.5""#, 3_000, 12_288),
+    kind("chat-13b", 5, r#","gpu-fraction":"0.75""#, 4_000, 16_384),
+    kind("ocr", 6, r#","gpu-memory":"4096""#, 1_000, 4_096),
+    kind("asr", 6, r#","gpu-memory":"8192","gpu-memory.limit":"12Gi""#, 2_000, 8_192),
+    kind("diffusion", 4, r#","gpu-memory":"16384""#, 3_000, 12_288),
+    kind("vectors", 5, r#","gpu-fraction":"0.25","gpu-memory":"10240""#, 1_500, 8_192),
     kind(
         "tensor-pair",
         3,
         r#","gpu-fraction":"0.5","gpu-fraction-num-devices":"2""#,
-        (4_000, 16_384),
+        4_000,
+        16_384,
     ),
     kind(
         "chat-34b",
         4,
         r#","gpu-fraction":"0.5","gpupack.dev/gpu-model":"A100|H100|H200""#,
-        (4_000, 24_576),
+        4_000,
+        24_576,
     ),
-    kind(
-        "edge",
-        3,
-        r#","gpu-fraction":"0.25","gpupack.dev/gpu-model":"L4|T4|A10""#,
-        (1_000, 4_096),
-    ),
-    kind("canary", 2, r#","gpu-fraction":"0.2","gpupack.dev/policy":"spread""#, (1_000, 4_096)),
-    Kind { devices: Some(("nvidia.com/gpu", 1)), ..kind("finetune", 5, "", (6_000, 24_576)) },
-    Kind { devices: Some(("nvidia.com/gpu", 2)), ..kind("train", 1, "", (12_000, 49_152)) },
+    kind("edge", 3, r#","gpu-fraction":"0.25","gpupack.dev/gpu-model":"L4|T4|A10""#, 1_000, 4_096),
+    kind("canary", 2, r#","gpu-fraction":"0.2","gpupack.dev/policy":"spread""#, 1_000, 4_096),
+    PodKind { devices: Some(("nvidia.com/gpu", 1)), ..kind("finetune", 5, "", 6_000, 24_576) },
+    PodKind { devices: Some(("nvidia.com/gpu", 2)), ..kind("train", 1, "", 12_000, 49_152) },
 ];
 
 /// Pods for pools: slots, instances, parts of instances, isolation.
-const POOLED: [Kind; 4] = [
-    Kind { devices: Some(("nvidia.com/gpu.shared", 1)), ..kind("lab", 6, "", (1_000, 4_096)) },
-    Kind { devices: Some(("nvidia.com/mig-1g.5gb", 1)), ..kind("exam", 3, "", (1_000, 4_096)) },
+const POOLED: [PodKind; 4] = [
+    PodKind { devices: Some(("nvidia.com/gpu.shared", 1)), ..kind("lab", 6, "", 1_000, 4_096) },
+    PodKind { devices: Some(("nvidia.com/mig-1g.5gb", 1)), ..kind("exam", 3, "", 1_000, 4_096) },
     kind(
         "tutorial",
         3,
         r#","gpu-fraction":"0.5","gpupack.dev/gpu-model":"MIG 3g.20gb""#,
-        (1_000, 4_096),
+        1_000,
+        4_096,
     ),
-    kind("tenant", 2, r#","gpu-memory":"9000","gpupack.dev/isolation":"hardware""#, (1_000, 4_096)),
+    kind("tenant", 2, r#","gpu-memory":"9000","gpupack.dev/isolation":"hardware""#, 1_000, 4_096),
 ];
 
 /// A notebook that may use more than it requests while that is free.
-const fn lab(workload: &'static str, weight: u32, annotations: &'static str) -> Kind {
-    Kind { is_movable: true, ..kind(workload, weight, annotations, (1_000, 6_144)) }
+const fn lab(workload: &'static str, weight: u32, annotations: &'static str) -> PodKind {
+    PodKind { is_movable: true, ..kind(workload, weight, annotations, 1_000, 6_144) }
 }
 
 /// Notebooks for pools that lend.
-const BURSTING: [Kind; 3] = [
+const BURSTING: [PodKind; 3] = [
     lab(
         "lab-small",
         12,
@@ -198,25 +198,24 @@ const RESIZE_POLICY: &str =
     r#","resizePolicy":[{"resourceName":"cpu","restartPolicy":"RestartContainer"}]"#;
 
 /// Odd pods: no GPU at all, more than any GPU has, a model that no node has, typing errors.
-const ODD: [Kind; 6] = [
-    kind("web", 4, "", (500, 1_024)),
-    kind("huge", 1, r#","gpu-memory":"200000""#, (4_000, 16_384)),
-    kind("wishful", 1, r#","gpu-fraction":"0.5","gpupack.dev/gpu-model":"B200""#, (2_000, 8_192)),
-    kind("typo", 1, r#","gpu-fraction":"1.5""#, (1_000, 4_096)),
-    kind("misspelt", 1, r#","gpu-fractions":"0.5""#, (1_000, 4_096)),
-    kind("orphan", 1, r#","gpu-fraction.limit":"0.5""#, (1_000, 4_096)),
+const ODD: [PodKind; 6] = [
+    kind("web", 4, "", 500, 1_024),
+    kind("huge", 1, r#","gpu-memory":"200000""#, 4_000, 16_384),
+    kind("wishful", 1, r#","gpu-fraction":"0.5","gpupack.dev/gpu-model":"B200""#, 2_000, 8_192),
+    kind("typo", 1, r#","gpu-fraction":"1.5""#, 1_000, 4_096),
+    kind("misspelt", 1, r#","gpu-fractions":"0.5""#, 1_000, 4_096),
+    kind("orphan", 1, r#","gpu-fraction.limit":"0.5""#, 1_000, 4_096),
 ];
 
 /// What the teams may have of this number of GPUs: two thirds of what they use on average are guaranteed,
 /// and the smallest team may have no more than that.
 pub(crate) fn shares(gpus: u64) -> SharesConfig {
-    let share = |(name, weight): (&str, u32)| {
+    SharesConfig::of(TEAMS.into_iter().map(|(name, weight)| {
         let part = gpus * u64::from(weight) * Share::WHOLE.millionths() / 150;
         let guaranteed = Share::from_millionths(part / 500_000 * 500_000);
         let at_most = (name == "notebooks").then_some(guaranteed.max(Share::WHOLE));
         (name.to_owned(), TeamShare { guaranteed, at_most })
-    };
-    SharesConfig::of(TEAMS.into_iter().map(share))
+    }))
 }
 
 /// Slots of GPUs in one pool, shared MIG instances in the other.
@@ -240,8 +239,8 @@ pub(crate) struct PodStream {
     /// The template, split at its `@`: text and names of values alternate.
     pieces: Vec<&'static str>,
     made: u64,
-    pooled: &'static [Kind],
-    bursting: &'static [Kind],
+    pooled: &'static [PodKind],
+    bursting: &'static [PodKind],
 }
 
 impl PodStream {
@@ -292,7 +291,7 @@ impl PodStream {
         DemoPod { json: self.written(kind, &pod, created_unix_seconds), ..pod }
     }
 
-    fn written(&self, kind: &Kind, pod: &DemoPod, created_unix_seconds: u64) -> String {
+    fn written(&self, kind: &PodKind, pod: &DemoPod, created_unix_seconds: u64) -> String {
         let seconds = i64::try_from(created_unix_seconds).unwrap_or(0);
         let created = Timestamp::from_second(seconds).unwrap_or_default().to_string();
         let devices = match kind.devices {
@@ -325,7 +324,10 @@ impl PodStream {
     }
 }
 
-fn drawn<'a>(random: &mut ChaCha8Rng, kinds: impl Iterator<Item = &'a Kind> + Clone) -> &'a Kind {
+fn drawn<'a>(
+    random: &mut ChaCha8Rng,
+    kinds: impl Iterator<Item = &'a PodKind> + Clone,
+) -> &'a PodKind {
     let weights: u32 = kinds.clone().map(|kind| kind.weight).sum();
     let mut left = random.random_range(0..weights);
     let mut kinds = kinds;

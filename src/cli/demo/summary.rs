@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use crate::demo::drive::{Figures, overallocated};
+use crate::demo::drive::{DemoFigures, overallocated};
 use crate::demo::kubelet::Kubelet;
 use crate::simulate::figures::percent;
 use control::shared::app::App;
@@ -22,7 +22,7 @@ const NAMED_REASONS: usize = 5;
 /// The current summary of a demo.
 pub(crate) fn summary(
     app: &App,
-    figures: &Figures,
+    figures: &DemoFigures,
     kubelet: Option<&Kubelet>,
     seed: u64,
 ) -> DemoSummary {
@@ -57,25 +57,26 @@ pub(crate) fn summary(
 pub(crate) fn text(summary: &DemoSummary) -> String {
     let DemoSummary { pods, packing, seed, nodes, .. } = summary;
     let Packing { devices: gpus, occupied, .. } = packing;
-    let percent = |part| format!("{:.1} %", percent(Share::from_millionths(part)));
+    let percent_text = |part| format!("{:.1} %", percent(Share::from_millionths(part)));
     let audit = match summary.faults.as_slice() {
         [] => "all sums are correct, no GPU was overallocated".to_owned(),
         faults => format!("FAULT: {}", faults.join("; ")),
     };
-    let borrowing = summary.borrowing.iter().flat_map(|it| {
+    let borrowing = summary.borrowing.iter().flat_map(|counts| {
         let restarts = format!(
             "{} guests moved home, {} to take memory back, {} failed",
-            it.recalls, it.take_backs, it.failed
+            counts.recalls, counts.take_backs, counts.failed
         );
-        let bursts = format!("{} with their memory, {} refused", it.bursts, it.bursts_refused);
+        let bursts =
+            format!("{} with their memory, {} refused", counts.bursts, counts.bursts_refused);
         [("restarts", restarts), ("bursts", bursts)]
     });
     let rows = [
         ("fleet", format!("{nodes} nodes, {gpus} GPUs, {occupied} occupied, seed {seed}")),
         ("pods", format!("{} arrived, {}", pods.arrived, outcome(pods))),
-        ("allocation", percent(packing.allocation_millionths)),
-        ("packing efficiency", percent(packing.efficiency_millionths)),
-        ("fragmentation", percent(packing.fragmentation_millionths)),
+        ("allocation", percent_text(packing.allocation_millionths)),
+        ("packing efficiency", percent_text(packing.efficiency_millionths)),
+        ("fragmentation", percent_text(packing.fragmentation_millionths)),
     ];
     let mut text = String::new();
     for (name, value) in rows.into_iter().chain(borrowing).chain([("audit", audit)]) {

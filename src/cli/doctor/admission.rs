@@ -7,7 +7,7 @@ use k8s_openapi::api::admissionregistration::v1::{MutatingWebhook, ValidatingAdm
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::base::reader::{Answer, Read, Target, Unread};
+use crate::base::reader::{ObjectPath, Read, ReviewAnswer, Unread};
 use crate::doctor::finding::{Findings, Found, count, known, names, or_ok, short, there};
 use crate::doctor::rights::{BINDINGS, POLICIES};
 use crate::doctor::table::*;
@@ -27,29 +27,32 @@ const TEMPLATES: &str = "templates.gpupack.dev";
 
 /// The webhook of pods, without those of templates and of others.
 pub(crate) fn own(webhooks: &[MutatingWebhook]) -> Option<&MutatingWebhook> {
-    webhooks.iter().find(|it| it.name.ends_with("gpupack.dev") && it.name != TEMPLATES)
+    let mut of_pods = webhooks.iter().filter(|webhook| webhook.name != TEMPLATES);
+    of_pods.find(|webhook| webhook.name.ends_with("gpupack.dev"))
 }
 
 /// A problem if Jobs, or kinds of the configuration, are not sent to be completed.
 pub(crate) fn templates(webhooks: &[MutatingWebhook], config: &Config) -> Option<Check> {
     let of_templates = webhooks.iter().filter(|webhook| webhook.name == TEMPLATES);
     let rules: Vec<_> = of_templates.flat_map(|webhook| webhook.rules.iter().flatten()).collect();
-    let has = |list: &Option<Vec<String>>, it: &str| list.iter().flatten().any(|one| one == it);
-    let is_sent = |kind: &&String| {
-        let (name, group) = kind.split_once('.').unwrap_or((kind, ""));
-        rules.iter().any(|rule| has(&rule.resources, name) && has(&rule.api_groups, group))
-    };
     let jobs = JOBS.to_owned();
     let meant = config.webhook.templates.keys().chain([&jobs]);
-    TEMPLATES_UNSENT.about(&meant.filter(|kind| !is_sent(kind)).collect::<Vec<_>>())
+    let unsent = meant.filter(|kind| {
+        let (name, group) = kind.split_once('.').unwrap_or((kind, ""));
+        !rules.iter().any(|rule| {
+            rule.resources.iter().flatten().any(|resource| resource == name)
+                && rule.api_groups.iter().flatten().any(|known| known == group)
+        })
+    });
+    TEMPLATES_UNSENT.about(&unsent.collect::<Vec<_>>())
 }
 
 /// Namespaces by name that the webhook leaves out.
 fn exempt(webhook: &MutatingWebhook) -> BTreeSet<&str> {
-    let selector = webhook.namespace_selector.as_ref();
-    let all = selector.and_then(|it| it.match_expressions.as_ref()).into_iter().flatten();
-    let by_name = all.filter(|it| it.key == NAME_LABEL && it.operator == "NotIn");
-    by_name.flat_map(|it| it.values.iter().flatten()).map(String::as_str).collect()
+    let selector = webhook.namespace_selector.iter();
+    let all = selector.flat_map(|selector| selector.match_expressions.iter().flatten());
+    let by_name = all.filter(|term| term.key == NAME_LABEL && term.operator == "NotIn");
+    by_name.flat_map(|term| term.values.iter().flatten()).map(String::as_str).collect()
 }
 
 /// All conditions in one text, without the blanks that YAML folds.
@@ -153,8 +156,8 @@ pub(crate) fn trial(name: &str, share: &str, scheduler: &str) -> Value {
 /// What the API server would do with a good pod and with a bad one.
 pub(crate) struct Trials<'a> {
     pub(crate) namespace: &'a str,
-    pub(crate) good: &'a Read<Answer>,
-    pub(crate) bad: &'a Read<Answer>,
+    pub(crate) good: &'a Read<ReviewAnswer>,
+    pub(crate) bad: &'a Read<ReviewAnswer>,
 }
 
 /// A good pod is completed, a bad one is refused.
@@ -168,8 +171,8 @@ pub(crate) fn dry_run(
         return Err(TRIAL_EXEMPT.with([&namespace]));
     }
     let mut found = match trials.good {
-        Ok(Answer::Accepted(pod)) => completed(pod, config),
-        Ok(Answer::Refused(why)) => return Err(refusal(why, trials.namespace)),
+        Ok(ReviewAnswer::Accepted(pod)) => completed(pod, config),
+        Ok(ReviewAnswer::Refused(why)) => return Err(refusal(why, trials.namespace)),
         Err(Unread::Absent) => return Err(NO_TRIAL_NAMESPACE.with([&namespace])),
         Err(why) => return Err(DRY_RUN.unread([], why)),
     };
@@ -177,9 +180,9 @@ pub(crate) fn dry_run(
         return Ok(found); // the bad pod has the same fate, and says nothing more
     }
     match trials.bad {
-        Ok(Answer::Refused(why)) if why.contains("gpu-fraction") => {}
-        Ok(Answer::Refused(why)) => found.push(BAD_REFUSED_ODDLY.with([&short(why)])),
-        Ok(Answer::Accepted(_)) => found.push(BAD_CREATED.with([])),
+        Ok(ReviewAnswer::Refused(why)) if why.contains("gpu-fraction") => {}
+        Ok(ReviewAnswer::Refused(why)) => found.push(BAD_REFUSED_ODDLY.with([&short(why)])),
+        Ok(ReviewAnswer::Accepted(_)) => found.push(BAD_CREATED.with([])),
         Err(why) => found.push(BAD_DRY_RUN.unread([], why)),
     }
     Ok(found)
@@ -207,7 +210,7 @@ fn refusal(why: &str, namespace: &str) -> Check {
         let right = format!("create pods in namespace {namespace}");
         return DRY_RUN.unread([], &Unread::Forbidden(right));
     }
-    let mut fits = REFUSALS.iter().filter(|(parts, _)| parts.iter().any(|it| why.contains(it)));
+    let mut fits = REFUSALS.iter().filter(|(parts, _)| parts.iter().any(|part| why.contains(part)));
     let fix = fits.next().map_or("", |(_, fix)| fix);
     REFUSED.with([&short(namespace), &short(why), &fix])
 }
@@ -216,8 +219,8 @@ fn refusal(why: &str, namespace: &str) -> Check {
 fn completed(pod: &Value, config: Option<&Config>) -> Findings {
     let container = &pod["spec"]["containers"][0];
     let variables = container["env"].as_array().map_or(&[][..], Vec::as_slice);
-    let variable = variables.iter().find(|it| it["name"] == "NVIDIA_VISIBLE_DEVICES");
-    let source = variable.map(|it| &it["valueFrom"]["fieldRef"]["fieldPath"]);
+    let variable = variables.iter().find(|variable| variable["name"] == "NVIDIA_VISIBLE_DEVICES");
+    let source = variable.map(|variable| &variable["valueFrom"]["fieldRef"]["fieldPath"]);
     let mut found = Findings::new();
     if source.is_none_or(|field| field != DEVICES_FIELD) {
         found.push(NO_DEVICES.with([]));
@@ -245,7 +248,7 @@ const ACCOUNT: &str = "system:serviceaccount:gpu-system:gpupack'";
 /// A policy, or its binding.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Policy {
-    pub(crate) target: Target,
+    pub(crate) target: ObjectPath,
     /// The shipped file with it.
     file: &'static str,
     spec: Value,

@@ -1,85 +1,84 @@
 //! The checks, in the order of their lines: from what was read, each by its rule.
 
 use crate::base::reader::Unread;
-use crate::doctor::facts::{Facts, Labels, Plan};
+use crate::doctor::cluster_facts::{CheckPlan, ClusterFacts};
 use crate::doctor::finding::{Findings, Found, lines};
 use crate::doctor::parts::{
     Images, deployment, kubernetes, leader, namespace, quotas, runtime_classes, start_failures,
     versions, workload_classes,
 };
 use crate::doctor::proof::certificates::{api_service, served};
-use crate::doctor::scheduler::{Expected, of_file, of_map};
+use crate::doctor::scheduler_checks::{ExpectedSettings, of_file, of_map};
 use crate::doctor::table::*;
 use crate::doctor::{admission, nodes, rights};
 use wire::api::commands::Check;
 
 /// What is looked at, and the rule.
-type Rule = fn(&Facts, &Plan<'_>) -> Found;
+type Rule = fn(&ClusterFacts, &CheckPlan<'_>) -> Found;
 
 const RULES: [Rule; 22] = [
-    |it, _| Ok(namespaces(it).into()),
-    |it, _| deployment("extender", &it.extender),
-    |it, plan| match &it.extender {
-        Ok(extender) => leader(extender, &it.lease, &it.extender_pods, plan.now_unix_seconds),
+    |facts, _| Ok(namespaces(facts).into()),
+    |facts, _| deployment("extender", &facts.extender),
+    |facts, plan| match &facts.extender {
+        Ok(extender) => leader(extender, &facts.lease, &facts.extender_pods, plan.now_unix_seconds),
         Err(_) => Ok(Findings::new()),
     },
-    |it, _| Ok(it.configured.clone()),
-    |it, _| rights::held(&it.rights),
+    |facts, _| Ok(facts.configured.clone()),
+    |facts, _| rights::held(&facts.rights),
     own_scheduler,
     scheduler,
-    |it, _| nodes::agents(&it.fleet),
-    |it, _| nodes::kubelets(&it.fleet),
-    |it, _| nodes::ends(&it.fleet),
-    |it, _| nodes::owners(&it.fleet),
-    |it, plan| versions(plan.program, &images(it)),
-    |it, _| runtime_classes(&it.runtime_classes, it.config.as_ref()),
-    |it, _| start_failures(&it.events),
-    |it, _| quotas(&it.quotas),
-    |it, _| workload_classes(it.config.as_ref(), &it.priority_classes),
+    |facts, _| nodes::agents(&facts.fleet),
+    |facts, _| nodes::kubelets(&facts.fleet),
+    |facts, _| nodes::ends(&facts.fleet),
+    |facts, _| nodes::owners(&facts.fleet),
+    |facts, plan| versions(plan.program, &images(facts)),
+    |facts, _| runtime_classes(&facts.runtime_classes, facts.config.as_ref()),
+    |facts, _| start_failures(&facts.events),
+    |facts, _| quotas(&facts.quotas),
+    |facts, _| workload_classes(facts.config.as_ref(), &facts.priority_classes),
     admission,
     dry_run,
-    |it, _| match it.trials {
-        Some(_) => admission::devices_policy(&it.devices_policy, it.config.as_ref()),
+    |facts, _| match facts.trials {
+        Some(_) => admission::devices_policy(&facts.devices_policy, facts.config.as_ref()),
         None => Ok(Findings::new()),
     },
-    |it, _| admission::compared(&it.policies),
-    |it, _| match &it.config {
-        Some(config) => api_service(&it.api_service, config.tls.is_some()),
+    |facts, _| admission::compared(&facts.policies),
+    |facts, _| match &facts.config {
+        Some(config) => api_service(&facts.api_service, config.tls.is_some()),
         None => Ok(Findings::new()),
     },
-    |it, plan| {
-        let now = plan.now_unix_seconds;
-        let of = |it: &Result<_, Check>| {
-            it.as_ref().map_err(Clone::clone).and_then(|it| served(it, now))
-        };
-        Ok(it.certificates.iter().flat_map(|it| lines(of(it))).collect())
+    |facts, plan| {
+        let found = facts.certificates.iter().map(|certificate| {
+            served(certificate.as_ref().map_err(Clone::clone)?, plan.now_unix_seconds)
+        });
+        Ok(found.flat_map(lines).collect())
     },
 ];
 
 /// Checks everything. `step` learns what is read now.
-pub(crate) async fn checked(plan: &Plan<'_>, step: &dyn Fn(&str)) -> Findings {
+pub(crate) async fn checked(plan: &CheckPlan<'_>, step: &dyn Fn(&str)) -> Findings {
     step("the API server");
     let (version, reviews) = tokio::join!(plan.version(), plan.reviews());
     let mut found = lines(kubernetes(&version));
     found.extend(lines(rights::reviewed(&reviews)));
     if !rights::has_none(&reviews) {
-        let facts = Facts::read(plan, step).await;
+        let facts = ClusterFacts::read(plan, step).await;
         found.extend(RULES.iter().flat_map(|rule| lines(rule(&facts, plan))));
     }
     found
 }
 
-fn namespaces(facts: &Facts) -> [Check; 2] {
-    let labels = |name: &str| {
-        let all: &Labels = facts.namespaces.as_ref().map_err(Clone::clone)?;
-        all.get(name).cloned().ok_or(Unread::Absent)
-    };
-    [(&facts.places.system, "restricted"), (&facts.places.agents, "privileged")]
-        .map(|(name, standard)| namespace(name, &labels(name), standard))
+fn namespaces(facts: &ClusterFacts) -> [Check; 2] {
+    let places = &facts.places;
+    [(&places.system, "restricted"), (&places.agents, "privileged")].map(|(name, standard)| {
+        let all = facts.namespaces.as_ref().map_err(Clone::clone);
+        let labels = all.and_then(|all| all.get(name).cloned().ok_or(Unread::Absent));
+        namespace(name, &labels, standard)
+    })
 }
 
 /// The Deployment of kube-scheduler, where its file is compared.
-fn own_scheduler(facts: &Facts, plan: &Plan<'_>) -> Found {
+fn own_scheduler(facts: &ClusterFacts, plan: &CheckPlan<'_>) -> Found {
     let is_compared = facts.config.is_some() && plan.scheduler_file.is_none();
     match is_compared && facts.scheduler.is_ok() {
         true => deployment("kube-scheduler for GPU pods", &facts.scheduler),
@@ -87,10 +86,10 @@ fn own_scheduler(facts: &Facts, plan: &Plan<'_>) -> Found {
     }
 }
 
-fn scheduler(facts: &Facts, plan: &Plan<'_>) -> Found {
+fn scheduler(facts: &ClusterFacts, plan: &CheckPlan<'_>) -> Found {
     let config = facts.config.as_ref().ok_or_else(|| NOT_COMPARED.with([]))?;
     let mig_profiles = &facts.fleet.mig_profiles();
-    let expected = Expected { config, mig_profiles, service: &facts.service };
+    let expected = ExpectedSettings { config, mig_profiles, service: &facts.service };
     match &plan.scheduler_file {
         Some(text) => of_file(text, &expected),
         None => of_map(&facts.scheduler_file, &facts.scheduler, &expected),
@@ -98,7 +97,7 @@ fn scheduler(facts: &Facts, plan: &Plan<'_>) -> Found {
 }
 
 /// Images of pods; where none is known, those of Deployments.
-fn images(facts: &Facts) -> [Images<'_>; 3] {
+fn images(facts: &ClusterFacts) -> [Images<'_>; 3] {
     let extender = facts.extender_pods.iter().flatten().map(|pod| pod.image.as_str());
     let agents = facts.fleet.pods.iter().flatten().map(|pod| pod.image.as_str());
     let parts = [
@@ -106,16 +105,17 @@ fn images(facts: &Facts) -> [Images<'_>; 3] {
         ("webhook", Vec::new(), &facts.webhook),
         ("agents", agents.collect(), &facts.fleet.daemon_set),
     ];
-    parts.map(|(part, of_pods, workload)| {
-        let of_workload = workload.iter().map(|it| it.image()).filter(|_| of_pods.is_empty());
-        let images = of_workload.collect::<Vec<_>>();
-        Images { part, images: [of_pods, images].concat() }
+    parts.map(|(part, mut images, workload)| {
+        if images.is_empty() {
+            images.extend(workload.iter().map(|workload| workload.image()));
+        }
+        Images { part, images }
     })
 }
 
 /// The webhook's Deployment and configuration; where it is installed, also what it does not hear of.
-fn admission(facts: &Facts, _: &Plan<'_>) -> Found {
-    let Facts { webhooks, config, places, .. } = facts;
+fn admission(facts: &ClusterFacts, _: &CheckPlan<'_>) -> Found {
+    let ClusterFacts { webhooks, config, places, .. } = facts;
     let config = config.as_ref();
     let there = facts.namespaces.as_ref().map(|all| all.keys().cloned().collect());
     let there = there.map_err(Clone::clone);
@@ -130,7 +130,7 @@ fn admission(facts: &Facts, _: &Plan<'_>) -> Found {
     Ok(of_deployment.into_iter().chain(configured).chain(unsent).collect())
 }
 
-fn dry_run(facts: &Facts, plan: &Plan<'_>) -> Found {
+fn dry_run(facts: &ClusterFacts, plan: &CheckPlan<'_>) -> Found {
     let webhook = facts.webhooks.iter().find_map(|all| admission::own(all));
     match (&facts.trials, webhook) {
         (Some([good, bad]), Some(webhook)) => {

@@ -20,7 +20,7 @@ pub(crate) type Found = Result<Findings, Check>;
 /// Something that a check may find, and how to fix it. In both sentences, `{0}` is the first text of a line,
 /// `{#node}` how many nodes it lists, and `{..}` their names. Other braces stand for themselves.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Row {
+pub(crate) struct CheckRow {
     pub(crate) check: &'static str,
     pub(crate) state: CheckState,
     /// What is found; or, where it could not be read, what that is.
@@ -29,7 +29,7 @@ pub(crate) struct Row {
     pub(crate) fix: &'static str,
 }
 
-impl Row {
+impl CheckRow {
     /// The same of another check.
     pub(crate) fn of(self, check: &'static str) -> Self {
         Self { check, ..self }
@@ -102,12 +102,12 @@ fn filled(sentence: &str, all: &[&str], texts: &[&dyn Display]) -> String {
 }
 
 /// What was read; else the line that says why not.
-pub(crate) fn known<'a, T>(read: &'a Read<T>, unread: &Row) -> Result<&'a T, Check> {
+pub(crate) fn known<'a, T>(read: &'a Read<T>, unread: &CheckRow) -> Result<&'a T, Check> {
     read.as_ref().map_err(|why| unread.unread([], why))
 }
 
 /// The same, with a line of its own where it is absent.
-pub(crate) fn there<T>(read: &Read<T>, unread: Row, absent: Row) -> Result<&T, Check> {
+pub(crate) fn there<T>(read: &Read<T>, unread: CheckRow, absent: CheckRow) -> Result<&T, Check> {
     match read {
         Err(Unread::Absent) => Err(absent.with([])),
         _ => known(read, &unread),
@@ -159,7 +159,7 @@ pub(crate) fn states(findings: &[Check]) -> Vec<CheckState> {
 mod tests {
     use super::*;
 
-    const ROW: Row = Row {
+    const ROW: CheckRow = CheckRow {
         check: "a",
         state: CheckState::NotChecked,
         found: "it {0} of {#node} ({..}), {b: 1}",

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::base::reader::{Read, Unread};
 use crate::doctor::finding::{Findings, Found, count, known, names, or_ok, short, there};
-use crate::doctor::objects::{OwnPod, SeenNode, Workload};
+use crate::doctor::objects::{NodeSummary, OwnPod, WorkloadSummary};
 use crate::doctor::table::*;
 use wire::api::state::{Health, NodeReporting, State};
 
@@ -18,6 +18,16 @@ pub(crate) struct Reported {
     pub(crate) devices: usize,
     /// How many of them have a fault.
     pub(crate) unhealthy: usize,
+}
+
+impl Reported {
+    fn has_devices(&self) -> bool {
+        self.devices > 0 && self.reporting != NodeReporting::Gone
+    }
+
+    fn is_reporting(&self) -> bool {
+        self.reporting == NodeReporting::Reporting
+    }
 }
 
 /// The ledger, reduced to what the checks look at.
@@ -41,7 +51,7 @@ impl Reports {
             let tenants = node.devices.iter().flat_map(|device| &device.tenants);
             let hung = tenants.filter(|tenant| tenant.hangs);
             reports.hung.extend(hung.map(|tenant| (tenant.pod.clone(), node.name.clone())));
-            let unhealthy = node.devices.iter().filter(|it| it.health == Health::Unhealthy);
+            let unhealthy = node.devices.iter().filter(|device| device.health == Health::Unhealthy);
             let (devices, unhealthy) = (node.devices.len(), unhealthy.count());
             let reported = Reported { reporting: node.state, devices, unhealthy };
             reports.nodes.insert(node.name, reported);
@@ -51,49 +61,49 @@ impl Reports {
 
     /// Names of the nodes that are so.
     fn nodes_that(&self, is_so: impl Fn(&Reported) -> bool) -> impl Iterator<Item = &str> {
-        self.nodes.iter().filter(move |(_, it)| is_so(it)).map(|(name, _)| name.as_str())
+        let nodes = self.nodes.iter().filter(move |(_, reported)| is_so(reported));
+        nodes.map(|(name, _)| name.as_str())
     }
 }
 
 /// What is known of the nodes with GPUs.
 #[derive(Debug)]
-pub(crate) struct Fleet {
-    pub(crate) nodes: Read<Vec<SeenNode>>,
-    pub(crate) daemon_set: Read<Workload>,
+pub(crate) struct ClusterFleet {
+    pub(crate) nodes: Read<Vec<NodeSummary>>,
+    pub(crate) daemon_set: Read<WorkloadSummary>,
     pub(crate) pods: Read<Vec<OwnPod>>,
     pub(crate) reports: Result<Reports, String>,
     /// Nodes whose GPUs NVIDIA's DRA driver gives out.
     pub(crate) of_dra: Read<BTreeSet<String>>,
 }
 
-impl Fleet {
+impl ClusterFleet {
     /// Nodes with GPUs that are gpupack's: an agent runs there, reports from there, or should.
     fn own(&self) -> BTreeSet<&str> {
-        let is_meant =
-            |node: &SeenNode| node.has_gpus && (node.is_selected || node.of_kubelet.is_empty());
-        let is_there = |it: &Reported| it.devices > 0 && it.reporting != NodeReporting::Gone;
+        let meant = self
+            .nodes_that(|node| node.has_gpus && (node.is_selected || node.of_kubelet.is_empty()));
         let placed = self.pods.iter().flatten().map(|pod| pod.node.as_str());
-        let reported = self.reports.iter().flat_map(|it| it.nodes_that(is_there));
-        let others = placed.filter(|name| !name.is_empty()).chain(reported);
-        self.nodes_that(is_meant).chain(others).collect()
+        let reported = self.reports.iter();
+        let reported = reported.flat_map(|reports| reports.nodes_that(Reported::has_devices));
+        meant.chain(placed.filter(|name| !name.is_empty())).chain(reported).collect()
     }
 
     /// Names of the nodes that are so.
-    fn nodes_that(&self, is_so: impl Fn(&SeenNode) -> bool) -> impl Iterator<Item = &str> {
+    fn nodes_that(&self, is_so: impl Fn(&NodeSummary) -> bool) -> impl Iterator<Item = &str> {
         let nodes = self.nodes.iter().flatten();
         nodes.filter(move |node| is_so(node)).map(|node| node.name.as_str())
     }
 
     /// Profiles of MIG instances, of agents and of kubelet.
     pub(crate) fn mig_profiles(&self) -> BTreeSet<String> {
-        let reported = self.reports.iter().flat_map(|it| it.mig_profiles.iter().cloned());
-        let nodes = self.nodes.iter().flatten().flat_map(|it| it.mig_profiles.iter().cloned());
+        let reported = self.reports.iter().flat_map(|reports| reports.mig_profiles.iter().cloned());
+        let nodes = self.nodes.iter().flatten().flat_map(|node| node.mig_profiles.iter().cloned());
         reported.chain(nodes).collect()
     }
 }
 
 /// The agents: a ready pod on each node, and reports.
-pub(crate) fn agents(fleet: &Fleet) -> Found {
+pub(crate) fn agents(fleet: &ClusterFleet) -> Found {
     let own = fleet.own();
     let mut found = Findings::new();
     found.extend(known(&fleet.nodes, &NODES_WITH_GPUS).err());
@@ -109,13 +119,12 @@ pub(crate) fn agents(fleet: &Fleet) -> Found {
     }
     match &fleet.reports {
         Ok(reports) => {
-            let is_reporting = |it: &Reported| it.reporting == NodeReporting::Reporting;
-            let heard: BTreeSet<&str> = reports.nodes_that(is_reporting).collect();
+            let heard: BTreeSet<&str> = reports.nodes_that(Reported::is_reporting).collect();
             found.extend(SILENT.about(&own.difference(&heard).collect::<Vec<_>>()));
-            let empty = reports.nodes_that(|it| it.devices == 0 && is_reporting(it));
+            let empty = reports.nodes_that(|node| node.devices == 0 && node.is_reporting());
             let empty = empty.filter(|name| own.contains(name));
             found.extend(SEES_NO_GPU.about(&empty.collect::<Vec<_>>()));
-            let faulty = reports.nodes_that(|it| it.unhealthy > 0);
+            let faulty = reports.nodes_that(|node| node.unhealthy > 0);
             found.extend(FAULTY.about(&faulty.collect::<Vec<_>>()));
         }
         Err(why) => found.push(NO_REPORTS.with([&short(why)])),
@@ -123,12 +132,13 @@ pub(crate) fn agents(fleet: &Fleet) -> Found {
     if own.is_empty() && fleet.nodes.is_ok() {
         found.push(NO_GPUS.with([]));
     }
-    let devices = fleet.reports.iter().flat_map(|it| it.nodes.values()).map(|it| it.devices).sum();
+    let reported = fleet.reports.iter().flat_map(|reports| reports.nodes.values());
+    let devices = reported.map(|reported| reported.devices).sum();
     or_ok(found, || AGENTS_OK.with([&count(own.len(), "node"), &count(devices, "device")]))
 }
 
 /// Where gpupack restarts containers, kubelet does so; nothing where it restarts none.
-pub(crate) fn kubelets(fleet: &Fleet) -> Found {
+pub(crate) fn kubelets(fleet: &ClusterFleet) -> Found {
     let own = fleet.own();
     let (mut old, mut unknown, mut all) = (Vec::new(), Vec::new(), 0);
     let nodes = fleet.nodes.iter().flatten();
@@ -148,8 +158,8 @@ pub(crate) fn kubelets(fleet: &Fleet) -> Found {
 }
 
 /// Pods that should have ended still have GPUs; nothing if there are none.
-pub(crate) fn ends(fleet: &Fleet) -> Found {
-    let hung = fleet.reports.iter().flat_map(|it| &it.hung);
+pub(crate) fn ends(fleet: &ClusterFleet) -> Found {
+    let hung = fleet.reports.iter().flat_map(|reports| &reports.hung);
     let named: Vec<String> = hung.map(|(pod, node)| format!("{pod} on {node}")).collect();
     let verb = if named.len() == 1 { "has" } else { "have" };
     Ok(HUNG.about_with(&named, [&verb]).into_iter().collect())
@@ -161,16 +171,17 @@ fn minor_of(version: &str) -> Option<u32> {
 }
 
 /// No GPU has two owners.
-pub(crate) fn owners(fleet: &Fleet) -> Found {
+pub(crate) fn owners(fleet: &ClusterFleet) -> Found {
     let own = fleet.own();
     let mut found = Findings::new();
     found.extend(known(&fleet.nodes, &OF_KUBELET).err());
     let nodes = fleet.nodes.iter().flatten();
-    let mut both = nodes.filter(|it| own.contains(&*it.name) && !it.of_kubelet.is_empty());
+    let mut both = nodes.filter(|node| own.contains(&*node.name) && !node.of_kubelet.is_empty());
     if let Some(first) = both.next() {
-        let devices = first.of_kubelet.iter().map(|(name, it)| format!("{}: {it}", short(name)));
+        let devices =
+            first.of_kubelet.iter().map(|(name, number)| format!("{}: {number}", short(name)));
         let devices = names(&devices.collect::<Vec<_>>());
-        let all: Vec<&String> = [first].into_iter().chain(both).map(|it| &it.name).collect();
+        let all: Vec<&String> = [first].into_iter().chain(both).map(|node| &node.name).collect();
         found.extend(KUBELET_OWNS.about_with(&all, [&devices, &short(&first.name)]));
     }
     let in_state = |states: &[&str]| -> Vec<&str> {
@@ -199,16 +210,16 @@ mod tests {
     use crate::doctor::finding::{lines, states};
     use wire::api::commands::CheckState::{NotChecked, Ok as Good, Problem, Warning};
 
-    impl Fleet {
+    impl ClusterFleet {
         /// Two nodes of gpupack, one of kubelet, one without GPU.
         fn sound() -> Self {
-            let node = |name: &str, has_gpus, is_selected| SeenNode {
+            let node = |name: &str, has_gpus, is_selected| NodeSummary {
                 name: name.to_owned(),
                 has_gpus,
                 is_selected,
-                ..SeenNode::default()
+                ..NodeSummary::default()
             };
-            let kubelet = SeenNode {
+            let kubelet = NodeSummary {
                 of_kubelet: vec![("nvidia.com/gpu".to_owned(), 8)],
                 ..node("kubelet", true, false)
             };
@@ -221,7 +232,7 @@ mod tests {
                 ("cpu", of(NodeReporting::NeverReported, 0)),
                 ("gone", of(NodeReporting::Gone, 1)),
             ];
-            let nodes = nodes.map(|(name, it)| (name.to_owned(), it)).into();
+            let nodes = nodes.map(|(name, number)| (name.to_owned(), number)).into();
             Self {
                 nodes: Ok(vec![
                     node("a", true, true),
@@ -229,7 +240,7 @@ mod tests {
                     kubelet,
                     node("cpu", false, false),
                 ]),
-                daemon_set: Ok(Workload::default()),
+                daemon_set: Ok(WorkloadSummary::default()),
                 pods: Ok(vec![pod("a"), pod("b")]),
                 reports: Ok(Reports { nodes, ..Reports::default() }),
                 of_dra: Err(Unread::Absent),
@@ -238,8 +249,8 @@ mod tests {
     }
 
     /// What the agents' check finds after a change.
-    fn after(change: impl FnOnce(&mut Fleet)) -> (Findings, Findings) {
-        let mut bed = Fleet::sound();
+    fn after(change: impl FnOnce(&mut ClusterFleet)) -> (Findings, Findings) {
+        let mut bed = ClusterFleet::sound();
         change(&mut bed);
         (lines(agents(&bed)), lines(owners(&bed)))
     }
@@ -277,7 +288,7 @@ mod tests {
 
     #[test]
     fn a_pod_that_hangs_is_named() {
-        let mut bed = Fleet::sound();
+        let mut bed = ClusterFleet::sound();
         assert!(lines(ends(&bed)).is_empty());
         let reports = bed.reports.as_mut().unwrap();
         reports.hung.insert("team/old".to_owned(), "a".to_owned());
@@ -338,7 +349,7 @@ mod tests {
     #[test]
     fn an_old_kubelet_is_a_problem_where_containers_are_restarted() {
         let found = |moves_pods: bool, versions: [&str; 2]| {
-            let mut bed = Fleet::sound();
+            let mut bed = ClusterFleet::sound();
             for (node, version) in bed.nodes.as_mut().unwrap().iter_mut().zip(versions) {
                 (node.moves_pods, node.kubelet) = (moves_pods, version.to_owned());
             }
@@ -350,7 +361,7 @@ mod tests {
         assert_eq!(states(&found(true, ["v1.35.0", "v1.33.1"])), [Good]);
         assert_eq!(states(&found(true, ["v1.9.0", ""])), [Problem, NotChecked]);
         assert_eq!(found(false, ["v1.32.0", ""]), []);
-        let mut bed = Fleet::sound();
+        let mut bed = ClusterFleet::sound();
         bed.nodes.as_mut().unwrap()[2].moves_pods = true;
         assert_eq!(lines(kubelets(&bed)), [], "not a node of gpupack");
     }
@@ -371,11 +382,11 @@ mod tests {
     #[test]
     fn thousands_of_nodes_make_short_lines() {
         let (found, _) = after(|bed| {
-            let node = |at| SeenNode {
+            let node = |at| NodeSummary {
                 name: format!("node-{at}"),
                 has_gpus: true,
                 is_selected: true,
-                ..SeenNode::default()
+                ..NodeSummary::default()
             };
             bed.nodes = Ok((0..5_000).map(node).collect());
         });

@@ -32,7 +32,7 @@ const MIG_OPERAND: &str = "nvidia.com/gpu.deploy.mig-manager";
 
 /// A Deployment or a DaemonSet.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Workload {
+pub(crate) struct WorkloadSummary {
     pub(crate) name: String,
     /// The part of gpupack that it runs.
     pub(crate) component: String,
@@ -42,29 +42,30 @@ pub(crate) struct Workload {
     pub(crate) pods: PodSpec,
 }
 
-impl Workload {
+impl WorkloadSummary {
     /// Of a Deployment.
     pub(crate) fn of_deployment(object: Deployment) -> Self {
         let (spec, status) = (object.spec.unwrap_or_default(), object.status.unwrap_or_default());
-        let counts = (spec.replicas.unwrap_or(1), status.ready_replicas.unwrap_or(0));
-        Self::of(object.metadata, spec.template, counts)
+        let (wanted, ready) = (spec.replicas.unwrap_or(1), status.ready_replicas.unwrap_or(0));
+        Self { wanted, ready, ..Self::of(object.metadata, spec.template) }
     }
 
     /// Of a DaemonSet.
     pub(crate) fn of_daemon_set(object: DaemonSet) -> Self {
         let status = object.status.unwrap_or_default();
-        let counts = (status.desired_number_scheduled, status.number_ready);
-        Self::of(object.metadata, object.spec.unwrap_or_default().template, counts)
+        let (wanted, ready) = (status.desired_number_scheduled, status.number_ready);
+        let template = object.spec.unwrap_or_default().template;
+        Self { wanted, ready, ..Self::of(object.metadata, template) }
     }
 
-    fn of(metadata: ObjectMeta, template: PodTemplateSpec, (wanted, ready): (i32, i32)) -> Self {
+    /// One without replicas.
+    fn of(metadata: ObjectMeta, template: PodTemplateSpec) -> Self {
         let component = metadata.labels.and_then(|mut labels| labels.remove(COMPONENT));
         Self {
             name: metadata.name.unwrap_or_default(),
             component: component.unwrap_or_default(),
-            wanted,
-            ready,
             pods: template.spec.unwrap_or_default(),
+            ..Self::default()
         }
     }
 
@@ -76,18 +77,19 @@ impl Workload {
     /// Arguments of its main container.
     pub(crate) fn arguments(&self) -> impl Iterator<Item = &str> {
         let container = self.pods.containers.first();
-        let lists = container.into_iter().flat_map(|it| [&it.command, &it.args]);
+        let lists =
+            container.into_iter().flat_map(|container| [&container.command, &container.args]);
         lists.flatten().flatten().map(String::as_str)
     }
 
     /// The ConfigMap that its pods mount, and the file in it that `--config` names.
     pub(crate) fn config_map(&self) -> Option<(String, String)> {
-        let mut maps = self.pods.volumes.iter().flatten().filter_map(|it| it.config_map.as_ref());
-        let map = maps.next()?.name.clone();
+        let mut volumes = self.pods.volumes.iter().flatten();
+        let map = volumes.find_map(|volume| volume.config_map.as_ref())?.name.clone();
         let flags: Vec<&str> = self.arguments().collect();
         let joined = flags.iter().find_map(|flag| flag.strip_prefix("--config="));
-        let apart = || flags.windows(2).find(|pair| pair[0] == "--config").map(|pair| pair[1]);
-        let file = joined.or_else(apart)?.rsplit('/').next()?.to_owned();
+        let apart = flags.windows(2).find(|pair| pair[0] == "--config").map(|pair| pair[1]);
+        let file = joined.or(apart)?.rsplit('/').next()?.to_owned();
         Some((map, file))
     }
 
@@ -108,6 +110,11 @@ impl Workload {
             sources.iter().find_map(|source| Some(source.secret.as_ref()?.name.clone()))
         })
     }
+}
+
+/// Whether kubelet gives out GPUs or parts of them under this name.
+fn is_gpu(resource: &str) -> bool {
+    resource == WHOLE || resource == SHARED_SLOT || resource.starts_with(MIG_PREFIX)
 }
 
 fn image_of(spec: &PodSpec) -> &str {
@@ -135,7 +142,8 @@ impl OwnPod {
         let leads = pod.metadata.labels.as_ref().and_then(|all| all.get("gpupack.dev/leader"));
         Self {
             name: pod.metadata.name.unwrap_or_default(),
-            is_ready: conditions.any(|it| it.type_ == "Ready" && it.status == "True"),
+            is_ready: conditions
+                .any(|condition| condition.type_ == "Ready" && condition.status == "True"),
             image: image_of(&spec).to_owned(),
             is_leader: leads.is_some_and(|value| value == "true"),
             node: spec.node_name.unwrap_or_default(),
@@ -145,7 +153,7 @@ impl OwnPod {
 
 /// A node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct SeenNode {
+pub(crate) struct NodeSummary {
     pub(crate) name: String,
     /// Whether GPU feature discovery found a GPU.
     pub(crate) has_gpus: bool,
@@ -169,7 +177,7 @@ pub(crate) struct SeenNode {
     pub(crate) kubelet: String,
 }
 
-impl SeenNode {
+impl NodeSummary {
     /// Of a node, where this selects the agents' nodes.
     pub(crate) fn of(
         node: Node,
@@ -180,11 +188,9 @@ impl SeenNode {
         let label = |key: &str| labels.get(key).cloned().unwrap_or_default();
         let status = node.status.unwrap_or_default();
         let allocatable = status.allocatable.unwrap_or_default();
-        let is_gpu =
-            |name: &str| name == WHOLE || name == SHARED_SLOT || name.starts_with(MIG_PREFIX);
         let devices = allocatable.iter().filter(|(name, _)| is_gpu(name));
         let counted =
-            devices.filter_map(|(name, it)| Some((name.clone(), parse_count(&it.0).ok()?)));
+            devices.filter_map(|(name, amount)| Some((name.clone(), parse_count(&amount.0).ok()?)));
         let pool = config.map(|config| config.pools.of(&PoolName::new(label(&config.pool_label))));
         let has_mig_manager = match label(MIG_OPERAND).as_str() {
             "false" => false,
@@ -217,8 +223,9 @@ mod tests {
 
     fn shipped<T: DeserializeOwned>(text: &str, kind: &str) -> T {
         let documents = serde_yaml_ng::Deserializer::from_str(text);
-        let mut values = documents
-            .map(|it| <serde_json::Value as serde::Deserialize>::deserialize(it).expect("YAML"));
+        let mut values = documents.map(|document| {
+            <serde_json::Value as serde::Deserialize>::deserialize(document).expect("YAML")
+        });
         let found = values.find(|value| value["kind"] == kind).expect("it is there");
         serde_json::from_value(found).expect("an object")
     }
@@ -226,19 +233,19 @@ mod tests {
     #[test]
     fn the_shipped_workloads_name_their_configuration() {
         let extender = shipped(include_str!("../../../deploy/extender.yaml"), "Deployment");
-        let extender = Workload::of_deployment(extender);
+        let extender = WorkloadSummary::of_deployment(extender);
         let map = |map: &str, file: &str| Some((map.to_owned(), file.to_owned()));
         assert_eq!(extender.config_map(), map("gpupack", "gpupack.yaml"));
         assert_eq!((extender.wanted, extender.ready, &*extender.component), (2, 0, "extender"));
         assert_eq!(extender.secret_of("/etc/gpupack/tls/tls.crt"), None, "a ConfigMap is there");
         let scheduler = shipped(include_str!("../../../deploy/scheduler.yaml"), "Deployment");
-        let scheduler = Workload::of_deployment(scheduler);
+        let scheduler = WorkloadSummary::of_deployment(scheduler);
         assert_eq!(scheduler.config_map(), map("gpupack-scheduler", "config.yaml"));
         let webhook = shipped(include_str!("../../../deploy/webhook.yaml"), "Deployment");
-        let webhook = Workload::of_deployment(webhook);
+        let webhook = WorkloadSummary::of_deployment(webhook);
         let secret = webhook.secret_of("/etc/gpupack/tls/tls.crt");
         assert_eq!(secret.as_deref(), Some("gpupack-webhook-tls"));
-        assert_eq!(Workload::default().config_map(), None);
+        assert_eq!(WorkloadSummary::default().config_map(), None);
     }
 
     #[test]
@@ -252,7 +259,7 @@ mod tests {
             let pools = [("p", pool), ("lends", lends)];
             let pools = PoolRules::new(pools.map(|(name, rule)| (PoolName::new(name), rule)));
             let config = Config { pools, ..Config::default() };
-            SeenNode::of(serde_json::from_value(node).unwrap(), &selector, Some(&config))
+            NodeSummary::of(serde_json::from_value(node).unwrap(), &selector, Some(&config))
         };
         let labels = json!({"nvidia.com/gpu.present": "true", "nvidia.com/gpu.product": "L4",
             "nvidia.com/mig.config.state": "pending"});
@@ -279,9 +286,9 @@ mod tests {
             "containerRuntimeVersion": "", "kernelVersion": "", "kubeProxyVersion": "",
             "kubeletVersion": "v1.32.4", "machineID": "", "operatingSystem": "", "osImage": "",
             "systemUUID": ""}}});
-        let seen = SeenNode::of(serde_json::from_value(info).unwrap(), &selector, None);
+        let seen = NodeSummary::of(serde_json::from_value(info).unwrap(), &selector, None);
         assert_eq!(seen.kubelet, "v1.32.4");
         let other = node(json!({}), json!({"nvidia.com/gpu": "many", "cpu": "3"}));
-        assert_eq!(other, SeenNode { name: "a".to_owned(), ..SeenNode::default() });
+        assert_eq!(other, NodeSummary { name: "a".to_owned(), ..NodeSummary::default() });
     }
 }

@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::version::Info;
 
 use crate::base::reader::{Read, Unread};
 use crate::doctor::finding::{Findings, Found, count, known, names, or_ok, short, there};
-use crate::doctor::objects::{OwnPod, Workload};
+use crate::doctor::objects::{OwnPod, WorkloadSummary};
 use crate::doctor::table::*;
 use kube_api::config::file::Config;
 use kube_api::config::webhook::{MemoryLimit, THREAD_CAP, ThreadCap};
@@ -30,11 +30,8 @@ const ENFORCED: &str = "pod-security.kubernetes.io/enforce";
 /// Kubernetes is new enough.
 pub(crate) fn kubernetes(version: &Read<Info>) -> Found {
     let info = known(version, &VERSION)?;
-    let number = |text: &str| {
-        let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-        text[..digits].parse::<u32>().ok()
-    };
-    let (Some(major), Some(minor)) = (number(&info.major), number(&info.minor)) else {
+    let (Some(major), Some(minor)) = (leading_number(&info.major), leading_number(&info.minor))
+    else {
         return Err(NO_VERSION.with([&short(&info.major), &short(&info.minor)]));
     };
     let row = match (major, minor) {
@@ -43,6 +40,11 @@ pub(crate) fn kubernetes(version: &Read<Info>) -> Found {
         _ => VERSION_OK,
     };
     Ok(vec![row.with([&major, &minor, &short(&info.git_version)])])
+}
+
+fn leading_number(text: &str) -> Option<u32> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    text[..digits].parse().ok()
 }
 
 /// A namespace exists, with the Pod Security standard of the shipped file.
@@ -68,9 +70,9 @@ pub(crate) fn namespace(
 }
 
 /// A Deployment is there, and all of its replicas are ready.
-pub(crate) fn deployment(check: &'static str, found: &Read<Workload>) -> Found {
+pub(crate) fn deployment(check: &'static str, found: &Read<WorkloadSummary>) -> Found {
     let found = there(found, DEPLOYMENT.of(check), NO_DEPLOYMENT.of(check))?;
-    let Workload { name, component, wanted, ready, .. } = found;
+    let WorkloadSummary { name, component, wanted, ready, .. } = found;
     let row = match ready {
         _ if *wanted == 0 => SCALED_DOWN,
         0 => NONE_READY,
@@ -82,7 +84,7 @@ pub(crate) fn deployment(check: &'static str, found: &Read<Workload>) -> Found {
 
 /// The Lease is held by a replica that renews it, and that replica's pod has the label.
 pub(crate) fn leader(
-    extender: &Workload,
+    extender: &WorkloadSummary,
     lease: &Read<Lease>,
     pods: &Read<Vec<OwnPod>>,
     now_unix_seconds: i64,
@@ -135,34 +137,44 @@ pub(crate) struct Images<'a> {
     pub(crate) images: Vec<&'a str>,
 }
 
+impl Images<'_> {
+    /// Their versions, each once.
+    fn versions(&self) -> Vec<String> {
+        let all: BTreeSet<&str> = self.images.iter().map(|image| version_of(image)).collect();
+        all.into_iter().map(short).collect()
+    }
+}
+
 /// All parts are of one release, and so is this program.
 pub(crate) fn versions(program: &str, parts: &[Images<'_>]) -> Found {
-    let of_part = |part: &Images<'_>| -> Vec<String> {
-        let all: BTreeSet<&str> = part.images.iter().map(|image| version_of(image)).collect();
-        all.into_iter().map(short).collect()
-    };
-    let all = parts.iter().map(|part| (part.part, of_part(part)));
+    let all = parts.iter().map(|part| (part.part, part.versions()));
     let all: Vec<(&str, Vec<String>)> = all.filter(|(_, found)| !found.is_empty()).collect();
     let (_, first) = all.first().ok_or_else(|| NO_IMAGE.with([]))?;
     let mixed = all.iter().filter(|(_, versions)| versions.len() > 1);
     let mixed = mixed.filter_map(|(part, versions)| MIXED.about_with(versions, [part]));
     let mut found: Findings = mixed.collect();
     // Images of several repositories have digests that say nothing about each other.
-    let is_digest = |versions: &[String]| versions.iter().all(|it| it.contains(':'));
-    let others =
-        all[1..].iter().filter(|(_, it)| !it.iter().any(|version| first.contains(version)));
-    let others = others.filter(|(_, versions)| !is_digest(versions) && !is_digest(first));
-    let others =
-        others.filter_map(|(part, it)| OTHER_RELEASE.about_with(it, [part, &names(first)]));
-    found.extend(others);
-    let is_other = |version: &&String| {
-        let version = version.trim_start_matches('v');
-        let is_number = version.starts_with(|c: char| c.is_ascii_digit()) && version.contains('.');
-        is_number && version != program
-    };
-    found.extend(first.iter().find(is_other).map(|it| OTHER_PROGRAM.with([&program, it])));
+    for (part, versions) in all[1..].iter().filter(|_| !are_digests(first)) {
+        let is_same = versions.iter().any(|version| first.contains(version));
+        if !is_same && !are_digests(versions) {
+            found.extend(OTHER_RELEASE.about_with(versions, [part, &names(first)]));
+        }
+    }
+    let other = first.iter().find(|version| is_other_release(version, program));
+    found.extend(other.map(|version| OTHER_PROGRAM.with([&program, version])));
     let parts: Vec<&str> = all.iter().map(|(part, _)| *part).collect();
     or_ok(found, || VERSIONS_OK.with([&parts.join(", "), &names(first), &program]))
+}
+
+fn are_digests(versions: &[String]) -> bool {
+    versions.iter().all(|version| version.contains(':'))
+}
+
+/// Whether this is the number of a release, and another one than that of this program.
+fn is_other_release(version: &str, program: &str) -> bool {
+    let version = version.trim_start_matches('v');
+    let is_number = version.starts_with(|c: char| c.is_ascii_digit()) && version.contains('.');
+    is_number && version != program
 }
 
 /// The extender's configuration, with all of its faults.
@@ -260,8 +272,8 @@ pub(crate) fn workload_classes(
 
 /// Whether a key of a quota is meant for a marker, but is none that the API server counts.
 fn counts_nothing(key: &str) -> bool {
-    let is_counted = |marker| MARKERS.contains(&marker);
-    key.contains("gpupack.dev/") && !key.strip_prefix("requests.").is_some_and(is_counted)
+    let marker = key.strip_prefix("requests.");
+    key.contains("gpupack.dev/") && !marker.is_some_and(|marker| MARKERS.contains(&marker))
 }
 
 #[cfg(test)]

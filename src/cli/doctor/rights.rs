@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::base::reader::{Answer, Read, Target};
-use crate::doctor::finding::{Found, Row, names};
+use crate::base::reader::{ObjectPath, Read, ReviewAnswer};
+use crate::doctor::finding::{CheckRow, Found, names};
 use crate::doctor::table::*;
 use kube_api::config::file::Config;
 use wire::api::commands::Check;
@@ -19,33 +19,37 @@ pub(crate) struct Places {
 
 const ADMISSION: &str = "admissionregistration.k8s.io";
 
-pub(crate) static NODES: Target = Target::all("", "v1", "nodes");
-pub(crate) static NAMESPACES: Target = Target::all("", "v1", "namespaces");
-pub(crate) static PODS: Target = Target::all("", "v1", "pods");
-pub(crate) static CONFIG_MAPS: Target = Target::all("", "v1", "configmaps");
-pub(crate) static SECRETS: Target = Target::all("", "v1", "secrets");
-pub(crate) static SERVICES: Target = Target::all("", "v1", "services");
-pub(crate) static ALL_QUOTAS: Target = Target::all("", "v1", "resourcequotas");
-pub(crate) static DEPLOYMENTS: Target = Target::all("apps", "v1", "deployments");
-pub(crate) static DAEMON_SETS: Target = Target::all("apps", "v1", "daemonsets");
-pub(crate) static LEASES: Target = Target::all("coordination.k8s.io", "v1", "leases");
-pub(crate) static EVENTS: Target = Target::all("events.k8s.io", "v1", "events");
-pub(crate) static CLASSES: Target = Target::all("scheduling.k8s.io", "v1", "priorityclasses");
-pub(crate) static RUNTIME_CLASSES: Target = Target::all("node.k8s.io", "v1", "runtimeclasses");
-pub(crate) static SLICES: Target = Target::all("resource.k8s.io", "v1", "resourceslices");
-pub(crate) static WEBHOOKS: Target = Target::all(ADMISSION, "v1", "mutatingwebhookconfigurations");
-pub(crate) static POLICIES: Target = Target::all(ADMISSION, "v1", "validatingadmissionpolicies");
-pub(crate) static BINDINGS: Target =
-    Target::all(ADMISSION, "v1", "validatingadmissionpolicybindings");
-static API_SERVICES: Target = Target::all("apiregistration.k8s.io", "v1", "apiservices");
+pub(crate) static NODES: ObjectPath = ObjectPath::all("", "v1", "nodes");
+pub(crate) static NAMESPACES: ObjectPath = ObjectPath::all("", "v1", "namespaces");
+pub(crate) static PODS: ObjectPath = ObjectPath::all("", "v1", "pods");
+pub(crate) static CONFIG_MAPS: ObjectPath = ObjectPath::all("", "v1", "configmaps");
+pub(crate) static SECRETS: ObjectPath = ObjectPath::all("", "v1", "secrets");
+pub(crate) static SERVICES: ObjectPath = ObjectPath::all("", "v1", "services");
+pub(crate) static ALL_QUOTAS: ObjectPath = ObjectPath::all("", "v1", "resourcequotas");
+pub(crate) static DEPLOYMENTS: ObjectPath = ObjectPath::all("apps", "v1", "deployments");
+pub(crate) static DAEMON_SETS: ObjectPath = ObjectPath::all("apps", "v1", "daemonsets");
+pub(crate) static LEASES: ObjectPath = ObjectPath::all("coordination.k8s.io", "v1", "leases");
+pub(crate) static EVENTS: ObjectPath = ObjectPath::all("events.k8s.io", "v1", "events");
+pub(crate) static CLASSES: ObjectPath =
+    ObjectPath::all("scheduling.k8s.io", "v1", "priorityclasses");
+pub(crate) static RUNTIME_CLASSES: ObjectPath =
+    ObjectPath::all("node.k8s.io", "v1", "runtimeclasses");
+pub(crate) static SLICES: ObjectPath = ObjectPath::all("resource.k8s.io", "v1", "resourceslices");
+pub(crate) static WEBHOOKS: ObjectPath =
+    ObjectPath::all(ADMISSION, "v1", "mutatingwebhookconfigurations");
+pub(crate) static POLICIES: ObjectPath =
+    ObjectPath::all(ADMISSION, "v1", "validatingadmissionpolicies");
+pub(crate) static BINDINGS: ObjectPath =
+    ObjectPath::all(ADMISSION, "v1", "validatingadmissionpolicybindings");
+static API_SERVICES: ObjectPath = ObjectPath::all("apiregistration.k8s.io", "v1", "apiservices");
 
 /// The queries as a resource of the API server.
-pub(crate) fn queries() -> Target {
+pub(crate) fn queries() -> ObjectPath {
     API_SERVICES.named("v1.inspection.gpupack.dev")
 }
 
 /// What is read in an installation with the shipped names.
-pub(crate) fn needed(Places { system, agents, .. }: &Places) -> Vec<Target> {
+pub(crate) fn needed(Places { system, agents, .. }: &Places) -> Vec<ObjectPath> {
     vec![
         NAMESPACES.clone(),
         NODES.clone(),
@@ -72,7 +76,7 @@ pub(crate) fn needed(Places { system, agents, .. }: &Places) -> Vec<Target> {
 }
 
 /// The review of whether the user has the right to do this, with this part of it.
-pub(crate) fn review(target: &Target, verb: &str, subresource: &str) -> Value {
+pub(crate) fn review(target: &ObjectPath, verb: &str, subresource: &str) -> Value {
     json!({
         "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
         "spec": {"resourceAttributes": {
@@ -84,26 +88,26 @@ pub(crate) fn review(target: &Target, verb: &str, subresource: &str) -> Value {
 }
 
 /// What a review says; `None` without an answer to it.
-pub(crate) fn is_allowed(answer: &Read<Answer>) -> Option<bool> {
+pub(crate) fn is_allowed(answer: &Read<ReviewAnswer>) -> Option<bool> {
     match answer {
-        Ok(Answer::Accepted(review)) => review["status"]["allowed"].as_bool(),
-        Ok(Answer::Refused(_)) | Err(_) => None,
+        Ok(ReviewAnswer::Accepted(review)) => review["status"]["allowed"].as_bool(),
+        Ok(ReviewAnswer::Refused(_)) | Err(_) => None,
     }
 }
 
 /// Whether the user has none of the rights that were reviewed: then nothing can be checked.
-pub(crate) fn has_none(reviews: &[(String, Read<Answer>)]) -> bool {
+pub(crate) fn has_none(reviews: &[(String, Read<ReviewAnswer>)]) -> bool {
     !reviews.is_empty() && reviews.iter().all(|(_, answer)| is_allowed(answer) == Some(false))
 }
 
 /// Whether the user has the rights that were reviewed, by their words.
-pub(crate) fn reviewed(reviews: &[(String, Read<Answer>)]) -> Found {
+pub(crate) fn reviewed(reviews: &[(String, Read<ReviewAnswer>)]) -> Found {
     let mut missing = Vec::new();
     for (right, answer) in reviews {
         match answer {
-            Ok(Answer::Accepted(_)) if is_allowed(answer) == Some(true) => {}
-            Ok(Answer::Accepted(_)) => missing.push(right.as_str()),
-            Ok(Answer::Refused(why)) => return Err(USER_NOT_REVIEWED.with([why])),
+            Ok(ReviewAnswer::Accepted(_)) if is_allowed(answer) == Some(true) => {}
+            Ok(ReviewAnswer::Accepted(_)) => missing.push(right.as_str()),
+            Ok(ReviewAnswer::Refused(why)) => return Err(USER_NOT_REVIEWED.with([why])),
             Err(why) => return Err(USER.unread([], why)),
         }
     }
@@ -126,7 +130,7 @@ pub(crate) struct NeededRight {
     /// The keys of the configuration that need it.
     keys: &'static str,
     /// What is said where it is missing.
-    missing: Row,
+    missing: CheckRow,
 }
 
 /// The rights that the extender needs with this configuration, beside those that it always has.
@@ -151,10 +155,10 @@ impl NeededRight {
         review
     }
 
-    fn held(&self, answer: &Read<Answer>) -> Check {
+    fn held(&self, answer: &Read<ReviewAnswer>) -> Check {
         let right = format!("{} pods/{}", self.verb, self.subresource);
         match answer {
-            Ok(Answer::Refused(_)) => NOT_REVIEWED.with([&right]),
+            Ok(ReviewAnswer::Refused(_)) => NOT_REVIEWED.with([&right]),
             Err(why) => EXTENDER.unread([], why),
             Ok(_) if is_allowed(answer) == Some(true) => EXTENDER_MAY.with([&right, &self.keys]),
             Ok(_) => self.missing.with([&right, &self.keys]),
@@ -163,7 +167,7 @@ impl NeededRight {
 }
 
 /// Whether the extender has the rights that it needs; nothing where it needs no more than it always has.
-pub(crate) fn held(reviews: &[(NeededRight, Read<Answer>)]) -> Found {
+pub(crate) fn held(reviews: &[(NeededRight, Read<ReviewAnswer>)]) -> Found {
     Ok(reviews.iter().map(|(needed, answer)| needed.held(answer)).collect())
 }
 
@@ -176,9 +180,10 @@ mod tests {
 
     #[test]
     fn missing_rights_are_listed() {
-        let answer =
-            |allowed: bool| Ok(Answer::Accepted(Box::new(json!({"status": {"allowed": allowed}}))));
-        let of = |second: Read<Answer>| {
+        let answer = |allowed: bool| {
+            Ok(ReviewAnswer::Accepted(Box::new(json!({"status": {"allowed": allowed}}))))
+        };
+        let of = |second: Read<ReviewAnswer>| {
             let reviews = [("list a".to_owned(), answer(true)), ("get b".to_owned(), second)];
             lines(reviewed(&reviews)).remove(0)
         };
@@ -197,23 +202,24 @@ mod tests {
             assert_eq!(review["spec"]["user"], "system:serviceaccount:gpu-system:gpupack");
             let of = |answer| lines(held(&[(needed[0], answer)]))[0].state;
             assert_eq!((needed.len(), of(answer(true)), of(answer(false))), (1, Good, Problem));
-            assert_eq!(of(Ok(Answer::Refused("no".to_owned()))), NotChecked);
+            assert_eq!(of(Ok(ReviewAnswer::Refused("no".to_owned()))), NotChecked);
         }
         let none = [("list a".to_owned(), answer(false)), ("get b".to_owned(), answer(false))];
         assert!(lines(reviewed(&none))[0].found.contains("none of the 2 rights"));
-        let unknown = [("list a".to_owned(), Ok(Answer::Refused("no".to_owned())))];
+        let unknown = [("list a".to_owned(), Ok(ReviewAnswer::Refused("no".to_owned())))];
         assert!(has_none(&none) && !has_none(&unknown) && !has_none(&[]));
         assert_eq!(of(Err(Unread::Absent)).state, NotChecked);
-        assert_eq!(of(Ok(Answer::Refused("no".to_owned()))).state, NotChecked);
-        assert_eq!(of(Ok(Answer::Accepted(Box::new(Value::Null)))).state, NotChecked);
+        assert_eq!(of(Ok(ReviewAnswer::Refused("no".to_owned()))).state, NotChecked);
+        assert_eq!(of(Ok(ReviewAnswer::Accepted(Box::new(Value::Null)))).state, NotChecked);
     }
 
     #[test]
     fn the_shipped_role_gives_what_is_read_but_secrets() {
         let text = include_str!("../../../deploy/doctor.yaml");
         let role: Value = serde_yaml_ng::from_str(text).unwrap();
-        let has = |list: &Value, text: &str| list.as_array().unwrap().iter().any(|it| it == text);
-        let grants = |target: &Target| {
+        let has =
+            |list: &Value, text: &str| list.as_array().unwrap().iter().any(|item| item == text);
+        let grants = |target: &ObjectPath| {
             role["rules"].as_array().unwrap().iter().any(|rule| {
                 has(&rule["apiGroups"], target.group)
                     && has(&rule["resources"], target.resource)

@@ -101,7 +101,7 @@ impl Profile {
     /// Whether NodeResourcesFit leaves out this resource.
     pub(crate) fn ignores(&self, resource: &str) -> bool {
         let group = resource.split_once('/').map_or("", |(group, _)| group);
-        let mut fits = self.plugin_config.iter().filter(|it| it.name == "NodeResourcesFit");
+        let mut fits = self.plugin_config.iter().filter(|plugin| plugin.name == "NodeResourcesFit");
         fits.any(|PluginConfig { args, .. }| {
             args.ignored_resources.iter().any(|name| name == resource)
                 || args.ignored_resource_groups.iter().any(|name| name == group)
@@ -117,7 +117,8 @@ impl Extender {
 
     /// Whether kube-scheduler leaves this resource to the extender.
     pub(crate) fn manages(&self, resource: &str) -> bool {
-        self.managed_resources.iter().any(|it| it.name == resource && it.ignored_by_scheduler)
+        let mut managed = self.managed_resources.iter();
+        managed.any(|known| known.name == resource && known.ignored_by_scheduler)
     }
 }
 

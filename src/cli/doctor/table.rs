@@ -1,7 +1,7 @@
 //! The table of checks: under the name of each check, what is read for it (`Unread`), what may be found, and how
 //! to fix that. `facts` reads, and the rules of the other files choose the rows.
 
-use crate::doctor::finding::Row;
+use crate::doctor::finding::CheckRow;
 use wire::api::commands::CheckState::{self, NotChecked, Ok as Good, Problem, Warning};
 
 /// What could not be read.
@@ -10,8 +10,8 @@ const Unread: CheckState = NotChecked;
 
 macro_rules! table {
     ($($check:literal { $($row:ident $state:ident $found:literal $(=> $fix:expr)?;)* })*) => {
-        $($(pub(crate) const $row: Row =
-            Row { check: $check, state: $state, found: $found, fix: [$($fix,)? ""][0] };)*)*
+        $($(pub(crate) const $row: CheckRow =
+            CheckRow { check: $check, state: $state, found: $found, fix: [$($fix,)? ""][0] };)*)*
     };
 }
 

@@ -8,7 +8,7 @@ use crate::base::reader::{Read, Unread};
 use crate::doctor::finding::{count, lines, names, short};
 use crate::doctor::parts::kubernetes;
 use crate::doctor::scheduler_file::SchedulerFile;
-use crate::init::facts::{Cluster, Platform, Taint};
+use crate::init::found_cluster::{Cluster, Platform, Taint};
 use kube_api::config::values::is_key_of_kubernetes;
 use kube_api::request::resources::MIG_PREFIX;
 use wire::api::commands::CheckState;
@@ -188,8 +188,8 @@ fn release(git_version: &str) -> Option<String> {
     let end = numbers.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(numbers.len());
     let release = numbers[..end].trim_end_matches('.');
     let parts: Vec<&str> = release.split('.').collect();
-    let is_number = |part: &&str| !part.is_empty() && part.len() <= 6;
-    (parts.len() == 3 && parts.iter().all(is_number)).then(|| format!("v{release}"))
+    let are_numbers = parts.iter().all(|part| !part.is_empty() && part.len() <= 6);
+    (parts.len() == 3 && are_numbers).then(|| format!("v{release}"))
 }
 
 fn scheduler(sheet: &mut Sheet, cluster: &Cluster) {
@@ -221,10 +221,12 @@ fn scheduler(sheet: &mut Sheet, cluster: &Cluster) {
         ),
     }
     let profiles: BTreeSet<&String> =
-        cluster.gpu_nodes().flat_map(|it| &it.seen.mig_profiles).collect();
+        cluster.gpu_nodes().flat_map(|node| &node.seen.mig_profiles).collect();
     let shipped = SchedulerFile::from_yaml(SCHEDULER).ok();
     let is_listed = |name: &str| {
-        shipped.as_ref().is_some_and(|file| file.profiles.iter().all(|it| it.ignores(name)))
+        shipped
+            .as_ref()
+            .is_some_and(|file| file.profiles.iter().all(|profile| profile.ignores(name)))
     };
     let unlisted = profiles.into_iter().map(|profile| format!("{MIG_PREFIX}{profile}"));
     let unlisted: Vec<String> =
@@ -302,8 +304,8 @@ fn webhook(sheet: &mut Sheet, cluster: &Cluster) {
         Err(why) => section.note(2, &unknown("excludedNamespaces: the GPU Operator's", why)),
     }
     let taints = cluster.gpu_nodes().flat_map(|node| &node.taints);
-    let keys: BTreeSet<&str> =
-        taints.filter(|it| is_tolerated_by_the_webhook(it)).map(|it| it.key.as_str()).collect();
+    let tolerated = taints.filter(|taint| is_tolerated_by_the_webhook(taint));
+    let keys: BTreeSet<&str> = tolerated.map(|taint| taint.key.as_str()).collect();
     if !keys.is_empty() {
         let keys: Vec<String> = keys.into_iter().take(MOST_TAINTS).map(quoted).collect();
         section.note(2, "The taints of the GPU nodes: GPU pods and agents get their tolerations.");
@@ -315,6 +317,12 @@ fn webhook(sheet: &mut Sheet, cluster: &Cluster) {
 /// Whether the webhook can let GPU pods onto nodes with this taint.
 fn is_tolerated_by_the_webhook(taint: &Taint) -> bool {
     taint.effect == "NoSchedule" && !is_key_of_kubernetes(&taint.key)
+}
+
+/// Whether neither the webhook nor a shipped file tolerates this taint.
+fn is_left_to_users(taint: &Taint) -> bool {
+    let is_known = taint.key.starts_with("node.kubernetes.io/") || taint.key == "nvidia.com/gpu";
+    !is_known && !is_tolerated_by_the_webhook(taint)
 }
 
 fn agents(sheet: &mut Sheet, cluster: &Cluster) {
@@ -331,13 +339,8 @@ fn agents(sheet: &mut Sheet, cluster: &Cluster) {
         section.note(2, &text);
     }
     section.line("  image:\n    repository: ghcr.io/gpupack/gpupack-agent");
-    let is_for_agents = |taint: &&Taint| {
-        let is_known =
-            taint.key.starts_with("node.kubernetes.io/") || taint.key == "nvidia.com/gpu";
-        !is_known && !is_tolerated_by_the_webhook(taint)
-    };
-    let taints: BTreeSet<&Taint> =
-        cluster.gpu_nodes().flat_map(|node| &node.taints).filter(is_for_agents).collect();
+    let taints = cluster.gpu_nodes().flat_map(|node| &node.taints);
+    let taints: BTreeSet<&Taint> = taints.filter(|taint| is_left_to_users(taint)).collect();
     if !taints.is_empty() {
         section.note(
             2,

@@ -71,20 +71,8 @@ fn text(advice: &Advice) -> String {
         gib(advice.reclaimable.memory_mib),
         gpus(advice.reclaimable.share_millionths)
     );
-    let row = |pod: &PodAdvice| {
-        vec![
-            pod.pod.clone(),
-            gib(pod.allocated.memory_mib),
-            gib(pod.peak_mib),
-            percent(pod.p95_use_millionths),
-            pod.mean_load_millionths.map_or("?".to_owned(), percent),
-            if pod.idle { span(pod.idle_seconds) } else { "-".to_owned() },
-            if pod.idle { "nothing".to_owned() } else { format!("{}Mi", pod.sufficient_mib) },
-            gib(pod.reclaimable_mib),
-        ]
-    };
     let titles = ["POD", "HOLDS", "PEAK", "P95", "LOAD", "IDLE", "ENOUGH", "COULD-FREE"];
-    let rows: Vec<_> = advice.pods.iter().take(ROWS).map(row).collect();
+    let rows: Vec<_> = advice.pods.iter().take(ROWS).map(row_of).collect();
     text += &table(&titles, &[1, 2, 3, 4, 5, 6, 7], rows);
     if advice.pods.is_empty() {
         text += "(none)\n";
@@ -95,15 +83,8 @@ fn text(advice: &Advice) -> String {
     if !advice.bursting.is_empty() {
         text += "\nPods that use memory above their request:\n\n";
         let titles = ["POD", "HOLDS", "LIMIT", "PEAK", "ADVICE"];
-        let row = |pod: &BurstAdvice| {
-            let advice = match pod.at_limit {
-                true => "request more: it reaches its limit",
-                false => "-",
-            };
-            let [holds, limit, peak] = [pod.allocated_mib, pod.limit_mib, pod.peak_mib].map(gib);
-            vec![pod.pod.clone(), holds, limit, peak, advice.to_owned()]
-        };
-        text += &table(&titles, &[1, 2, 3], advice.bursting.iter().take(ROWS).map(row).collect());
+        let rows = advice.bursting.iter().take(ROWS).map(row_of_bursting).collect();
+        text += &table(&titles, &[1, 2, 3], rows);
     }
     for pool in advice.pools.iter().filter(|pool| lends_in_vain(pool)) {
         let sentence = format!(
@@ -121,6 +102,30 @@ fn text(advice: &Advice) -> String {
         text += &table(&titles, &[1, 2, 3, 4], rows);
     }
     text
+}
+
+/// What a pod holds, uses and needs, as a row.
+fn row_of(pod: &PodAdvice) -> Vec<String> {
+    vec![
+        pod.pod.clone(),
+        gib(pod.allocated.memory_mib),
+        gib(pod.peak_mib),
+        percent(pod.p95_use_millionths),
+        pod.mean_load_millionths.map_or("?".to_owned(), percent),
+        if pod.idle { span(pod.idle_seconds) } else { "-".to_owned() },
+        if pod.idle { "nothing".to_owned() } else { format!("{}Mi", pod.sufficient_mib) },
+        gib(pod.reclaimable_mib),
+    ]
+}
+
+/// A pod that uses more than it requests, as a row.
+fn row_of_bursting(pod: &BurstAdvice) -> Vec<String> {
+    let advice = match pod.at_limit {
+        true => "request more: it reaches its limit",
+        false => "-",
+    };
+    let [holds, limit, peak] = [pod.allocated_mib, pod.limit_mib, pod.peak_mib].map(gib);
+    vec![pod.pod.clone(), holds, limit, peak, advice.to_owned()]
 }
 
 /// Whether a pool lends and no pod may borrow.

@@ -87,7 +87,7 @@ fn text(found: &Explanation) -> String {
     }
     facts.extend(found.age_seconds.map(|seconds| format!("created {} ago", span(seconds))));
     facts.extend(
-        found.queue.map(|it| format!("position {} of {} in the queue", it.position, it.length)),
+        found.queue.map(|at| format!("position {} of {} in the queue", at.position, at.length)),
     );
     facts.extend(found.blocked_by.map(|obstacle| format!("blocked by {}", words(obstacle))));
     if !facts.is_empty() {
@@ -115,13 +115,11 @@ fn text(found: &Explanation) -> String {
 }
 
 fn groups(refusals: &[Refusal]) -> String {
-    let row = |group: &Refusal| {
-        let of =
-            [group.nodes.to_string(), words(group.blocked_by).to_owned(), group.missing.clone()];
-        of.into_iter().chain([group.closest_node.clone()]).collect()
-    };
-    let rows = refusals.iter().map(row).collect();
-    let table = table(&["NODES", "LACK", "MISSING", "CLOSEST"], &[0], rows);
+    let rows = refusals.iter().map(|group| {
+        let lack = words(group.blocked_by).to_owned();
+        vec![group.nodes.to_string(), lack, group.missing.clone(), group.closest_node.clone()]
+    });
+    let table = table(&["NODES", "LACK", "MISSING", "CLOSEST"], &[0], rows.collect());
     let mut text = String::new();
     for (at, line) in table.lines().enumerate() {
         let _ = writeln!(text, "{line}");

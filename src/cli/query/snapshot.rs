@@ -19,7 +19,7 @@ use kube_api::pod::list::SeenNode;
 use kube_api::pod::seen_pod::SeenPod;
 use runtime::http_client::plain_address;
 use sim::snapshot::replace::replace;
-use sim::snapshot::state::{ClusterGpu, ClusterNode, ClusterPod, Names, Snapshot};
+use sim::snapshot::state::{ClusterGpu, ClusterNode, ClusterPod, RowNames, Snapshot};
 use wire::api::state::State;
 use wire::units::MemMib;
 
@@ -76,7 +76,7 @@ pub fn run(args: &SnapshotArgs) -> Result<()> {
             None => query_api_server(args.kubeconfig.as_deref()).await,
         }
     })?;
-    let names = if args.anonymous { Names::Anonymous } else { Names::Kept };
+    let names = if args.anonymous { RowNames::Anonymous } else { RowNames::Kept };
     let unsaid = cluster.unsaid.into_iter().filter(|(cases, _)| *cases > 0);
     let snapshot = Snapshot::of(cluster.nodes, cluster.pods, names);
     ensure!(!snapshot.nodes.is_empty(), "no node with a GPU there: nothing is written");

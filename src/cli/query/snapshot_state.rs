@@ -20,7 +20,7 @@ use wire::ids::MigProfile;
 use wire::units::{Demand, HostAmount, MemMib, MilliCpu, Share};
 
 /// What a tenant holds of a device.
-struct Held<'s> {
+struct HeldDevice<'s> {
     node: &'s str,
     at: DeviceAt,
     profile: Option<&'s str>,
@@ -30,7 +30,7 @@ struct Held<'s> {
 /// Nodes that exist, and pods that have not ended.
 pub(crate) fn cluster(state: &State) -> (Vec<ClusterNode>, Vec<ClusterPod>) {
     let nodes = || state.nodes.iter().filter(|node| node.state != NodeReporting::Gone);
-    let mut held: BTreeMap<&str, Vec<Held<'_>>> = BTreeMap::new();
+    let mut held: BTreeMap<&str, Vec<HeldDevice<'_>>> = BTreeMap::new();
     let mut unnamed = Vec::new();
     for one in nodes().flat_map(held_on) {
         match one.tenant.pod_uid.as_str() {
@@ -49,16 +49,18 @@ pub(crate) fn cluster(state: &State) -> (Vec<ClusterNode>, Vec<ClusterPod>) {
 
 /// What cannot be written, with the number of cases.
 pub(crate) fn unsaid(state: &State) -> Vec<(usize, &'static str)> {
-    let runs = |pod: &&Pod| pod.node.is_some() && pod.state != PodState::Draining;
-    let placed = state.pods.iter().filter(runs).filter(|pod| pod.devices > 0);
+    let runs = state.pods.iter();
+    let runs = runs.filter(|pod| pod.node.is_some() && pod.state != PodState::Draining);
+    let placed = runs.filter(|pod| pod.devices > 0);
     let unknown = placed.filter(|pod| pod.request.is_none()).count();
     let ended = state.pods.iter().filter(|pod| pod.state == PodState::Draining).count();
     let known: BTreeSet<&str> = state.pods.iter().map(|pod| pod.pod_uid.as_str()).collect();
     let devices = || state.nodes.iter().flat_map(|node| &node.devices);
     let tenants = devices().flat_map(|device| &device.tenants);
     let hidden = tenants.filter(|tenant| !known.contains(tenant.pod_uid.as_str())).count();
-    let missing =
-        devices().filter(|it| it.isolation.verification == Some(Verification::Missing)).count();
+    let missing = devices()
+        .filter(|device| device.isolation.verification == Some(Verification::Missing))
+        .count();
     vec![
         (unknown, "pods whose request is not known: written as what they hold"),
         (ended, "pods have ended and still hold devices: left out"),
@@ -70,10 +72,10 @@ pub(crate) fn unsaid(state: &State) -> Vec<(usize, &'static str)> {
 /// The place of each device of a node in a trace, with the device. An instance is on the GPU with
 /// its index.
 pub(crate) fn places(node: &Node) -> Vec<(DeviceAt, &state::Device)> {
-    let is_gpu = |device: &&state::Device| device.kind != DeviceKind::MigInstance;
-    let mut instances = node.devices.iter().filter(|device| !is_gpu(device)).collect::<Vec<_>>();
+    let (gpus, mut instances): (Vec<_>, Vec<_>) =
+        node.devices.iter().partition(|device| device.kind != DeviceKind::MigInstance);
     let mut places = Vec::new();
-    for (gpu, device) in (0..).zip(node.devices.iter().filter(is_gpu)) {
+    for (gpu, device) in (0..).zip(gpus) {
         places.push((DeviceAt { gpu, instance: None }, device));
         if device.kind != DeviceKind::MigParent {
             continue;
@@ -81,17 +83,17 @@ pub(crate) fn places(node: &Node) -> Vec<(DeviceAt, &state::Device)> {
         let (own, others): (Vec<_>, Vec<_>) =
             instances.into_iter().partition(|instance| instance.index == device.index);
         instances = others;
-        let at = |(at, instance)| (DeviceAt { gpu, instance: Some(at) }, instance);
-        places.extend((0..).zip(own).map(at));
+        let own = (0..).zip(own);
+        places.extend(own.map(|(at, instance)| (DeviceAt { gpu, instance: Some(at) }, instance)));
     }
     places
 }
 
-fn held_on(node: &Node) -> Vec<Held<'_>> {
+fn held_on(node: &Node) -> Vec<HeldDevice<'_>> {
     let mut held = Vec::new();
     for (at, device) in places(node) {
         let tenants = device.tenants.iter().filter(|tenant| tenant.state != PodState::Draining);
-        held.extend(tenants.map(|tenant| Held {
+        held.extend(tenants.map(|tenant| HeldDevice {
             node: &node.name,
             at,
             profile: device.mig_profile.as_deref(),
@@ -104,23 +106,23 @@ fn held_on(node: &Node) -> Vec<Held<'_>> {
 fn cluster_node(node: &Node) -> ClusterNode {
     let is_silent = node.state != NodeReporting::Reporting;
     let is_unavailable = |device: &state::Device| is_silent || device.health != Health::Healthy;
-    let other_use = |device: &state::Device| MemMib::new(device.used_beyond_allocated_mib);
     let mut gpus: Vec<ClusterGpu> = Vec::new();
     for (at, device) in places(node) {
         let memory = MemMib::new(device.capacity_mib);
+        let other_use = MemMib::new(device.used_beyond_allocated_mib);
         match (at.instance, gpus.last_mut()) {
             (Some(_), Some(gpu)) => gpu.instances.push(ClusterInstance {
                 profile: MigProfile::new(device.mig_profile.as_deref().unwrap_or_default()),
                 memory,
                 is_unavailable: is_unavailable(device),
-                other_use: other_use(device),
+                other_use,
             }),
             _ => gpus.push(ClusterGpu {
                 model: device.model.clone(),
                 memory,
                 instances: Vec::new(),
                 is_unavailable: is_unavailable(device),
-                other_use: other_use(device),
+                other_use,
             }),
         }
     }
@@ -160,7 +162,7 @@ fn rule(node: &Node) -> PoolRule {
     }
 }
 
-fn cluster_pod(pod: &Pod, held: Option<Vec<Held<'_>>>) -> ClusterPod {
+fn cluster_pod(pod: &Pod, held: Option<Vec<HeldDevice<'_>>>) -> ClusterPod {
     let held = held.unwrap_or_default();
     let isolation = pod.isolation.map_or(ConfiguredIsolation::None, configured);
     let request = pod.request.as_ref().and_then(request);
@@ -176,7 +178,7 @@ fn cluster_pod(pod: &Pod, held: Option<Vec<Held<'_>>>) -> ClusterPod {
     }
 }
 
-fn hidden_pod(number: usize, held: &[Held<'_>]) -> ClusterPod {
+fn hidden_pod(number: usize, held: &[HeldDevice<'_>]) -> ClusterPod {
     let isolation = held.first().map(|one| configured(one.tenant.isolation.configured));
     ClusterPod {
         name: format!("hidden-{number}"),
@@ -190,7 +192,7 @@ fn hidden_pod(number: usize, held: &[Held<'_>]) -> ClusterPod {
     }
 }
 
-fn amount(held: &Held<'_>) -> Demand {
+fn amount(held: &HeldDevice<'_>) -> Demand {
     let allocated = &held.tenant.allocated;
     Demand {
         memory: MemMib::new(allocated.memory_mib),
@@ -238,7 +240,7 @@ fn request(pod: &PodRequest) -> Option<GpuRequest> {
 }
 
 /// The request of a pod of which only what it holds is known; `None` if it holds no device.
-fn request_of_held(held: &[Held<'_>]) -> Option<GpuRequest> {
+fn request_of_held(held: &[HeldDevice<'_>]) -> Option<GpuRequest> {
     let first = held.first()?;
     let share = held.iter().map(|one| amount(one).share).max()?;
     let memory = held.iter().map(|one| amount(one).memory).max()?;
@@ -262,7 +264,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use sim::snapshot::state::{Names, Snapshot};
+    use sim::snapshot::state::{RowNames, Snapshot};
 
     fn amount(mib: u64, millionths: u64) -> Value {
         json!({"memoryMib": mib, "shareMillionths": millionths})
@@ -327,7 +329,7 @@ mod tests {
     fn devices_and_tenants_are_as_the_extender_has_them() {
         let state = state();
         let (nodes, pods) = cluster(&state);
-        let snapshot = Snapshot::of(nodes, pods, Names::Kept);
+        let snapshot = Snapshot::of(nodes, pods, RowNames::Kept);
         let text = |csv: Vec<u8>| String::from_utf8(csv).unwrap();
         assert_eq!(
             text(snapshot.nodes_csv().unwrap()),

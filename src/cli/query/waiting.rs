@@ -55,20 +55,17 @@ pub fn run(args: &WaitingArgs) -> Result<(), Failure> {
     })
 }
 
+fn row_of(pod: &WaitingPod) -> Vec<String> {
+    let queue = pod.queue.map(|place| format!("{}/{}", place.position, place.length));
+    let request = Some(pod.request.clone()).filter(|request| !request.is_empty());
+    let [queue, request] = [queue, request].map(|text| text.unwrap_or_else(|| "-".to_owned()));
+    let blocked_by = words(pod.blocked_by).replace(' ', "-");
+    vec![pod.pod.clone(), span(pod.age_seconds), queue, blocked_by, request]
+}
+
 /// A row per pod, and below it what would help.
 fn text(list: &WaitingPodList, no_unicode: bool) -> String {
-    let row = |pod: &WaitingPod| {
-        let queue = pod.queue.map(|it| format!("{}/{}", it.position, it.length));
-        let or_none = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
-        vec![
-            pod.pod.clone(),
-            span(pod.age_seconds),
-            or_none(&queue.unwrap_or_default()),
-            words(pod.blocked_by).replace(' ', "-"),
-            or_none(&pod.request),
-        ]
-    };
-    let rows: Vec<_> = list.items.iter().map(row).collect();
+    let rows: Vec<_> = list.items.iter().map(row_of).collect();
     let table = table(&["POD", "AGE", "QUEUE", "BLOCKED-BY", "REQUEST"], &[1, 2], rows);
     let mut text = String::new();
     for (at, line) in table.lines().enumerate() {

@@ -315,7 +315,8 @@ impl Proofs {
     fn read(config: &Config) -> Result<Option<Self>> {
         let Some(tls) = &config.tls else { return Ok(None) };
         let made = config.certificates.as_ref().filter(|certificates| certificates.make);
-        let read_every = made.map_or(READ_EVERY, |it| it.look_every().min(READ_EVERY));
+        let read_every =
+            made.map_or(READ_EVERY, |certificates| certificates.look_every().min(READ_EVERY));
         let own = Some((tls.certificate_file.clone(), tls.key_file.clone()));
         let ca = Some(tls.ca_file.clone());
         let files = CertificateFiles { own, ca, read_every };

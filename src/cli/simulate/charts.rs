@@ -69,14 +69,15 @@ impl Album {
 }
 
 fn json_chart(chart: &Chart) -> JsonChart<'_> {
-    let curve = |curve: &'_ Curve| -> Vec<(f64, f64)> {
-        curve.points.iter().map(|(x, y)| (rounded(*x), rounded(*y))).collect()
-    };
+    let curves = chart.curves.iter().map(|curve| {
+        let points = curve.points.iter().map(|(x, y)| (rounded(*x), rounded(*y)));
+        (curve.label.as_str(), points.collect())
+    });
     JsonChart {
         title: &chart.title,
         x: &chart.x_label,
         y: &chart.y_label,
-        curves: chart.curves.iter().map(|c| (c.label.as_str(), curve(c))).collect(),
+        curves: curves.collect(),
     }
 }
 
@@ -86,37 +87,28 @@ pub fn load_charts(results: &Results<Run>) -> Page {
         // Before the first arrival nothing is allocated.
         iter::once((0, 0.0)).chain(run.curve.columns()).collect()
     });
-    let sampled = |value: fn(&Sample) -> Share| {
-        by_load(results, move |run| {
-            // An empty cluster has no efficiency.
-            let sampled = run.samples.iter().filter(|sample| sample.load_percent > 0);
-            let sampled = sampled.map(|s| (s.load_percent, percent(value(s))));
-            let last = run.curve.columns().last().map_or(0, |(x, _)| *x);
-            sampled.chain([(last, percent(value(&run.end)))]).collect()
-        })
-    };
     let near = allocation.iter().map(|curve| Curve {
         label: curve.label.clone(),
         points: curve.points.iter().copied().filter(|(x, _)| *x >= ZOOM_FROM).collect(),
     });
     let near: Vec<Curve> = near.collect();
-    let chart = |title: &str, y_label: &str, curves| {
+    let over_load = |title: &str, y_label: &str, curves| {
         chart([title, "arrived load (% of the cluster's GPUs)", y_label], curves)
     };
-    let mut allocations = vec![chart("GPU allocation", "allocated GPUs (%)", allocation)];
+    let mut allocations = vec![over_load("GPU allocation", "allocated GPUs (%)", allocation)];
     if near.iter().any(|curve| curve.points.len() > 1) {
-        allocations.push(chart("GPU allocation near full load", "allocated GPUs (%)", near));
+        allocations.push(over_load("GPU allocation near full load", "allocated GPUs (%)", near));
     }
     let fragmentation = vec![
-        chart(
+        over_load(
             "Fragmentation: free room that typical pods cannot use",
             "free GPU room (%)",
-            sampled(|s| s.fragmentation),
+            sampled_by_load(results, |sample| sample.fragmentation),
         ),
-        chart(
+        over_load(
             "Packing efficiency: fullness of occupied GPUs",
             "mean (%)",
-            sampled(|s| s.efficiency),
+            sampled_by_load(results, |sample| sample.efficiency),
         ),
     ];
     let stranded = stranded("at 100 % load", results, |run| &run.stranded);
@@ -126,6 +118,17 @@ pub fn load_charts(results: &Results<Run>) -> Page {
         ("stranded", vec![stranded]),
     ];
     Page { trace: results.trace.clone(), pictures }
+}
+
+/// A curve per policy of what was sampled as the load grew.
+fn sampled_by_load(results: &Results<Run>, value: fn(&Sample) -> Share) -> Vec<Curve> {
+    by_load(results, |run| {
+        // An empty cluster has no efficiency.
+        let sampled = run.samples.iter().filter(|sample| sample.load_percent > 0);
+        let sampled = sampled.map(|sample| (sample.load_percent, percent(value(sample))));
+        let last = run.curve.columns().last().map_or(0, |(x, _)| *x);
+        sampled.chain([(last, percent(value(&run.end)))]).collect()
+    })
 }
 
 /// Allocation, waiting demand, fragmentation and packing efficiency over time, and stranded share.
@@ -168,42 +171,41 @@ fn chart([title, x_label, y_label]: [&str; 3], curves: Vec<Curve>) -> Chart {
 /// A curve per policy: the mean over the seeds at each load of any of them. A run stays the same
 /// between its loads, and after its end.
 fn by_load(results: &Results<Run>, points: impl Fn(&Run) -> BTreeMap<u64, f64>) -> Vec<Curve> {
-    let curve = |(policy, runs): &(&str, Vec<Timed<Run>>)| {
+    let curves = results.by_policy.iter().map(|(policy, runs)| {
         let runs: Vec<_> = runs.iter().map(|timed| points(&timed.run)).collect();
         let loads: BTreeSet<u64> = runs.iter().flat_map(BTreeMap::keys).copied().collect();
-        let point = |x: u64| {
-            let at_x = runs.iter().filter_map(|run| run.range(..=x).next_back());
-            Some((x as f64, mean(&at_x.map(|(_, y)| *y).collect::<Vec<_>>())?))
-        };
-        Curve { label: (*policy).to_owned(), points: loads.into_iter().filter_map(point).collect() }
-    };
-    results.by_policy.iter().map(curve).collect()
+        let points = loads.into_iter().filter_map(|load| {
+            let reached = runs.iter().filter_map(|run| run.range(..=load).next_back());
+            Some((load as f64, mean(&reached.map(|(_, y)| *y).collect::<Vec<_>>())?))
+        });
+        Curve { label: (*policy).to_owned(), points: points.collect() }
+    });
+    curves.collect()
 }
 
 /// A curve per policy during the measured time: the mean over the seeds, all sampled at the same
 /// times.
 fn by_time(results: &Results<TimedRun>, value: fn(&Moment) -> Share) -> Vec<Curve> {
-    let curve = |(policy, runs): &(&str, Vec<Timed<TimedRun>>)| {
+    let curves = results.by_policy.iter().map(|(policy, runs)| {
         let measured =
             runs.first().map_or(0..0, |Timed { run, .. }| run.first_measured..run.moments.len());
-        let point = |place: usize| {
-            let seeds: Vec<_> = runs
-                .iter()
-                .filter_map(|timed| Some((timed, timed.run.moments.get(place)?)))
-                .collect();
+        let points = measured.filter_map(|place| {
+            let seeds = runs.iter();
+            let seeds: Vec<_> =
+                seeds.filter_map(|timed| Some((timed, timed.run.moments.get(place)?))).collect();
             let (timed, moment) = seeds.first()?;
-            let values: Vec<f64> = seeds.iter().map(|(_, m)| percent(value(m))).collect();
+            let values: Vec<f64> = seeds.iter().map(|(_, moment)| percent(value(moment))).collect();
             let since = moment.at - timed.run.moments[timed.run.first_measured].at;
             Some((timed.run.unit.from_ticks(since), mean(&values)?))
-        };
-        Curve { label: (*policy).to_owned(), points: measured.filter_map(point).collect() }
-    };
-    results.by_policy.iter().map(curve).collect()
+        });
+        Curve { label: (*policy).to_owned(), points: points.collect() }
+    });
+    curves.collect()
 }
 
 /// How many GPUs have how much stranded share: steps per policy, over the GPUs of all seeds.
 fn stranded<R>(when: &str, results: &Results<R>, of: fn(&R) -> &Stranded) -> Chart {
-    let curve = |(policy, runs): &(&str, Vec<Timed<R>>)| {
+    let curves = results.by_policy.iter().map(|(policy, runs)| {
         let all = runs.iter().fold(Stranded::default(), |sum, timed| sum.and(of(&timed.run)));
         let cumulative = all.cumulative();
         let gpus = cumulative.last().map_or(1, |(_, gpus)| *gpus);
@@ -216,8 +218,8 @@ fn stranded<R>(when: &str, results: &Results<R>, of: fn(&R) -> &Stranded) -> Cha
         // Without any GPU: a line at zero.
         points.push((100.0, points.last().map_or(0.0, |(_, y)| *y)));
         Curve { label: (*policy).to_owned(), points }
-    };
+    });
     let title = format!("Stranded GPU room {when}");
     let x_label = "free share of a GPU that typical pods cannot use, at most (%)";
-    chart([&title, x_label, "GPUs (%)"], results.by_policy.iter().map(curve).collect())
+    chart([&title, x_label, "GPUs (%)"], curves.collect())
 }

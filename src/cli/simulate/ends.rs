@@ -10,7 +10,8 @@ use sim::trace::write::pods_csv;
 /// Writes the requested files, after a replay of the one trace under the first policy.
 pub(crate) fn write(
     experiment: &Experiment,
-    (to_pods, to_free): (Option<&Path>, Option<&Path>),
+    to_pods: Option<&Path>,
+    to_free: Option<&Path>,
 ) -> Result<(), SimulateError> {
     if to_pods.is_none() && to_free.is_none() {
         return Ok(());

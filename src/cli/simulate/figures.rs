@@ -49,6 +49,14 @@ impl Paired {
     pub(crate) fn won(self) -> String {
         format!("{}/{}", self.wins, self.seeds)
     }
+
+    /// Both cells of a row.
+    pub(crate) fn cells(paired: Option<Self>) -> [String; 2] {
+        match paired {
+            Some(paired) => [paired.cell(2), paired.won()],
+            None => ["-", "-"].map(str::to_owned),
+        }
+    }
 }
 
 /// A share in percent, to four decimals, which is all it has.
@@ -89,7 +97,7 @@ pub(crate) fn cell(values: &[f64], digits: usize) -> String {
 }
 
 /// The mean alone.
-pub(crate) fn mean_cell(values: &[f64], digits: usize) -> String {
+pub fn mean_cell(values: &[f64], digits: usize) -> String {
     mean(values).map_or_else(|| "-".to_owned(), |mean| format!("{mean:.digits$}"))
 }
 

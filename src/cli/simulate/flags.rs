@@ -56,9 +56,8 @@ impl FromStr for Seeds {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let seed = |part: &str| part.parse::<i64>().ok();
-        let ends = text.split_once("..").unwrap_or((text, text));
-        let (Some(first), Some(last)) = (seed(ends.0), seed(ends.1)) else {
+        let (first, last) = text.split_once("..").unwrap_or((text, text));
+        let (Ok(first), Ok(last)) = (first.parse::<i64>(), last.parse::<i64>()) else {
             return Err("expected two whole numbers such as 42..51".to_owned());
         };
         if first > last {
@@ -95,7 +94,7 @@ impl TraceArgs {
             return Err(SimulateError::Repeated(path.clone()));
         }
         let nodes = read_nodes(&self.nodes).map_err(SimulateError::Nodes)?;
-        let trace = |(path, label): (&PathBuf, String)| {
+        let traces = self.pods.iter().zip(labels(&self.pods)).map(|(path, label)| {
             let mut pods = read_pods(path).map_err(SimulateError::Pods)?;
             size_up(&nodes, &mut pods);
             match kept {
@@ -104,8 +103,7 @@ impl TraceArgs {
             }
             let unknown_model_pods = pods_of_unknown_models(&nodes, &pods);
             Ok(Trace { label, pods, unknown_model_pods })
-        };
-        let traces = self.pods.iter().zip(labels(&self.pods)).map(trace);
+        });
         let traces = traces.collect::<Result<_, SimulateError>>()?;
         let (seeds, order, jobs) = (run.all_seeds(), NodeOrder::Shuffled, run.jobs);
         Ok(Experiment { nodes, traces, policies, seeds, most_moves: 0, order, jobs })
@@ -115,21 +113,21 @@ impl TraceArgs {
 /// Names of the traces for output: the file names without their common start up to its last `_`;
 /// the paths if two names are the same.
 fn labels(paths: &[PathBuf]) -> Vec<String> {
-    let stem = |path: &PathBuf| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let stems: Vec<String> = paths.iter().map(stem).collect();
+    let stems = paths.iter().map(|path| path.file_stem().unwrap_or_default());
+    let stems: Vec<String> = stems.map(|stem| stem.to_string_lossy().into_owned()).collect();
     if stems.iter().collect::<BTreeSet<_>>().len() < stems.len() {
-        let whole = |path: &PathBuf| {
+        let whole = paths.iter().map(|path| {
             let parts = path.iter().map(|part| part.to_string_lossy().replace('/', ""));
             parts.filter(|part| !part.is_empty()).collect::<Vec<_>>().join("-")
-        };
-        return paths.iter().map(whole).collect();
+        });
+        return whole.collect();
     }
     let [first, others @ ..] = &stems[..] else { return stems };
-    let shared = |other: &String| {
+    let shared = others.iter().map(|other| {
         let same = first.char_indices().zip(other.chars());
         same.take_while(|((_, a), b)| a == b).last().map_or(0, |((at, a), _)| at + a.len_utf8())
-    };
-    let Some(shared) = others.iter().map(shared).min() else { return stems };
+    });
+    let Some(shared) = shared.min() else { return stems };
     let cut = first[..shared].rfind('_').map_or(0, |at| at + 1);
     stems.iter().map(|stem| stem[cut..].to_owned()).collect()
 }

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use engine::ledger::change::reports::ReportRefusal;
 use runtime::clock::Clock;
 use sim::chart::draw::ChartError;
-use sim::run::engine::{Overflow, Run, TimedRun, replay, replay_timed};
+use sim::run::engine::{Overflow, ReplayRules, Run, TimedRun, replay, replay_timed};
 use sim::run::placed::PlacementFault;
 use sim::run::policy::SimPolicy;
 use sim::run::timeline::{Pace, timeline};
@@ -175,8 +175,9 @@ impl Experiment {
             let steps = bar.steps(workload.schedule.arrivals.len());
             let unit = workload.schedule.unit;
             let after = standing_after.map(|after| unit.to_ticks(after));
-            let most = self.most_moves;
-            Ok(replay_timed(&workload, job.policy, job.seed, overflow, (most, after), steps)?)
+            let rules =
+                ReplayRules { overflow, most_moves: self.most_moves, standing_after: after };
+            Ok(replay_timed(&workload, job.policy, job.seed, rules, steps)?)
         })
     }
 
@@ -188,8 +189,8 @@ impl Experiment {
         let mut jobs = Vec::new();
         for trace in 0..self.traces.len() {
             for policy in &self.policies {
-                let job = |seed: &i64| Job { trace, policy: *policy, seed: *seed };
-                jobs.extend(self.seeds.iter().map(job));
+                let seeds = self.seeds.iter();
+                jobs.extend(seeds.map(|seed| Job { trace, policy: *policy, seed: *seed }));
             }
         }
         let bar = Bar::new(jobs.len());
@@ -206,13 +207,13 @@ impl Experiment {
         let mut done = done.into_iter();
         let mut results = Vec::new();
         for trace in &self.traces {
-            let of =
-                |policy: &SimPolicy| (policy.name, done.by_ref().take(self.seeds.len()).collect());
-            let by_policy = self.policies.iter().map(of).collect();
+            let policies = self.policies.iter();
+            let by_policy = policies
+                .map(|policy| (policy.name, done.by_ref().take(self.seeds.len()).collect()));
             results.push(Results {
                 trace: trace.label.clone(),
                 unknown_model_pods: trace.unknown_model_pods,
-                by_policy,
+                by_policy: by_policy.collect(),
             });
         }
         results

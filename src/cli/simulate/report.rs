@@ -16,14 +16,14 @@ use sim::run::engine::Run;
 
 /// All replays of one call.
 #[derive(Debug)]
-pub(crate) struct Report {
+pub(crate) struct ArrivalReport {
     title: String,
     results: Vec<Results<Run>>,
 }
 
 /// The figures of one replay, or their means.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-struct Figures<Count> {
+struct ArrivalFigures<Count> {
     at_100: Option<f64>,
     last: f64,
     arrivals: Count,
@@ -64,7 +64,7 @@ pub(crate) struct JsonTrace<P> {
 struct JsonResult {
     policy: &'static str,
     #[serde(flatten)]
-    mean: Figures<Number>,
+    mean: ArrivalFigures<Number>,
     at_100_sd: Option<f64>,
     last_sd: Option<f64>,
     at_100_to_fgd: Option<Paired>,
@@ -77,7 +77,7 @@ struct JsonResult {
 struct JsonRun {
     seed: i64,
     #[serde(flatten)]
-    figures: Figures<u64>,
+    figures: ArrivalFigures<u64>,
 }
 
 /// The results of all traces as JSON.
@@ -91,12 +91,12 @@ pub(crate) fn json_text<R, P: Serialize>(
     let report = match results {
         [one] => JsonReport::One { unknown_model_pods: one.unknown_model_pods, results: of(one) },
         several => {
-            let trace = |one: &Results<R>| JsonTrace {
+            let traces = several.iter().map(|one| JsonTrace {
                 trace: one.trace.clone(),
                 unknown_model_pods: one.unknown_model_pods,
                 results: of(one),
-            };
-            JsonReport::Several { traces: several.iter().map(trace).collect() }
+            });
+            JsonReport::Several { traces: traces.collect() }
         }
     };
     let text = serde_json::to_string_pretty(&report).expect("numbers and names are valid JSON");
@@ -119,7 +119,7 @@ pub fn aligned(heads: &[&str], names: usize, rows: Vec<Vec<String>>, is_one: boo
     table.lines().map(|line| format!("{}\n", line.trim_end())).collect()
 }
 
-impl Report {
+impl ArrivalReport {
     /// A report on replays.
     #[must_use]
     pub(crate) fn new(title: String, results: Vec<Results<Run>>) -> Self {
@@ -161,19 +161,18 @@ impl Report {
             "policy,seed,at_100,last,arrivals,lost,lost_before_90,fragmentation_at_100,\
              fragmentation_at_end,packing_efficiency\n",
         );
-        let figure = |value: Option<f64>| value.map(|v| v.to_string()).unwrap_or_default();
         for result in &self.results {
             for Timed { run, .. } in result.by_policy.iter().flat_map(|(_, runs)| runs) {
                 let row = figures(run);
                 let values = [
                     run.policy.to_owned(),
                     run.seed.to_string(),
-                    figure(row.at_100),
+                    csv_value(row.at_100),
                     row.last.to_string(),
                     row.arrivals.to_string(),
                     row.lost.to_string(),
                     row.lost_before_90.to_string(),
-                    figure(row.fragmentation_at_100),
+                    csv_value(row.fragmentation_at_100),
                     row.fragmentation_at_end.to_string(),
                     row.packing_efficiency.to_string(),
                 ];
@@ -196,6 +195,10 @@ pub fn csv_name(name: &str) -> String {
     }
 }
 
+fn csv_value(value: Option<f64>) -> String {
+    value.map(|value| value.to_string()).unwrap_or_default()
+}
+
 /// Heads of the table.
 const HEADS: [&str; 12] = [
     "trace", "policy", "at 100 %", "to fgd", "wins", "last", "to fgd", "wins", "early", "fragm.",
@@ -214,27 +217,22 @@ seconds          time of one core per replay
 
 /// The cells of a row after the names.
 fn cells(runs: &[Timed<Run>], baseline: Option<&[Timed<Run>]>) -> Vec<String> {
-    let of = |value: fn(&Figures<u64>) -> Option<f64>| {
+    let values = |value: fn(&ArrivalFigures<u64>) -> Option<f64>| {
         runs.iter().filter_map(|timed| value(&figures(&timed.run))).collect::<Vec<f64>>()
     };
-    let dash = || "-".to_owned();
-    let to_fgd = |value: fn(&Run) -> Option<f64>| {
-        let paired = paired(runs, baseline, value);
-        paired.map_or([dash(), dash()], |paired| [paired.cell(2), paired.won()])
-    };
-    let [at_100, at_100_wins] = to_fgd(at_100);
-    let [at_end, at_end_wins] = to_fgd(at_end);
+    let [at_100, at_100_wins] = Paired::cells(paired(runs, baseline, at_100));
+    let [at_end, at_end_wins] = Paired::cells(paired(runs, baseline, at_end));
     let seconds: Vec<f64> = runs.iter().map(|timed| timed.time.as_secs_f64()).collect();
     vec![
-        cell(&of(|f| f.at_100), 2),
+        cell(&values(|f| f.at_100), 2),
         at_100,
         at_100_wins,
-        cell(&of(|f| Some(f.last)), 2),
+        cell(&values(|f| Some(f.last)), 2),
         at_end,
         at_end_wins,
-        mean_cell(&of(|f| Some(f.lost_before_90 as f64)), 1),
-        mean_cell(&of(|f| f.fragmentation_at_100), 1),
-        mean_cell(&of(|f| Some(f.packing_efficiency)), 2),
+        mean_cell(&values(|f| Some(f.lost_before_90 as f64)), 1),
+        mean_cell(&values(|f| f.fragmentation_at_100), 1),
+        mean_cell(&values(|f| Some(f.packing_efficiency)), 2),
         mean_cell(&seconds, 2),
     ]
 }
@@ -245,9 +243,10 @@ fn paired(
     baseline: Option<&[Timed<Run>]>,
     value: fn(&Run) -> Option<f64>,
 ) -> Option<Paired> {
-    let of = |runs: &[Timed<Run>]| runs.iter().map(|timed| value(&timed.run)).collect::<Vec<_>>();
+    let values =
+        |runs: &[Timed<Run>]| runs.iter().map(|timed| value(&timed.run)).collect::<Vec<_>>();
     let baseline = baseline.filter(|baseline| !std::ptr::eq(*baseline, runs))?;
-    Paired::of(&of(runs), &of(baseline), Ordering::Greater)
+    Paired::of(&values(runs), &values(baseline), Ordering::Greater)
 }
 
 fn at_100(run: &Run) -> Option<f64> {
@@ -266,7 +265,8 @@ fn json_result(
     let sd = |value: fn(&Run) -> Option<f64>| {
         deviation(&runs.iter().filter_map(|timed| value(&timed.run)).collect::<Vec<_>>())
     };
-    let run = |timed: &Timed<Run>| JsonRun { seed: timed.run.seed, figures: figures(&timed.run) };
+    let json_runs =
+        runs.iter().map(|Timed { run, .. }| JsonRun { seed: run.seed, figures: figures(run) });
     JsonResult {
         policy,
         mean: means(runs),
@@ -275,12 +275,12 @@ fn json_result(
         at_100_to_fgd: paired(runs, baseline, at_100),
         last_to_fgd: paired(runs, baseline, at_end),
         seeds: runs.iter().map(|timed| timed.run.seed).collect(),
-        runs: runs.iter().map(run).collect(),
+        runs: json_runs.collect(),
     }
 }
 
-fn figures(run: &Run) -> Figures<u64> {
-    Figures {
+fn figures(run: &Run) -> ArrivalFigures<u64> {
+    ArrivalFigures {
         at_100: run.curve.at_100().map(rounded),
         last: run.curve.last(),
         arrivals: run.arrivals,
@@ -293,22 +293,23 @@ fn figures(run: &Run) -> Figures<u64> {
     }
 }
 
-fn means(runs: &[Timed<Run>]) -> Figures<Number> {
-    let all: Vec<Figures<u64>> = runs.iter().map(|timed| figures(&timed.run)).collect();
-    let of = |value: fn(&Figures<u64>) -> Option<f64>| {
+fn means(runs: &[Timed<Run>]) -> ArrivalFigures<Number> {
+    let all: Vec<ArrivalFigures<u64>> = runs.iter().map(|timed| figures(&timed.run)).collect();
+    let mean_of = |value: fn(&ArrivalFigures<u64>) -> Option<f64>| {
         mean(&all.iter().filter_map(value).collect::<Vec<_>>()).map(rounded)
     };
-    let always = |value| of(value).unwrap_or(0.0);
-    let count =
-        |value: fn(&Figures<u64>) -> u64| mean_count(&all.iter().map(value).collect::<Vec<_>>());
-    Figures {
-        at_100: of(|f| f.at_100),
+    let always = |value| mean_of(value).unwrap_or(0.0);
+    let count = |value: fn(&ArrivalFigures<u64>) -> u64| {
+        mean_count(&all.iter().map(value).collect::<Vec<_>>())
+    };
+    ArrivalFigures {
+        at_100: mean_of(|f| f.at_100),
         last: always(|f| Some(f.last)),
         arrivals: count(|f| f.arrivals),
         lost: count(|f| f.lost),
         lost_before_90: count(|f| f.lost_before_90),
         moves: count(|f| f.moves),
-        fragmentation_at_100: of(|f| f.fragmentation_at_100),
+        fragmentation_at_100: mean_of(|f| f.fragmentation_at_100),
         fragmentation_at_end: always(|f| Some(f.fragmentation_at_end)),
         packing_efficiency: always(|f| Some(f.packing_efficiency)),
     }
@@ -318,9 +319,9 @@ fn means(runs: &[Timed<Run>]) -> Figures<Number> {
 fn mean_count(counts: &[u64]) -> Number {
     let sum: u64 = counts.iter().sum();
     let among = u64::try_from(counts.len()).unwrap_or(u64::MAX).max(1);
-    let whole = || Number::from(sum / among);
+    let whole = Number::from(sum / among);
     if sum.is_multiple_of(among) {
-        return whole();
+        return whole;
     }
-    Number::from_f64(rounded(sum as f64 / among as f64)).unwrap_or_else(whole)
+    Number::from_f64(rounded(sum as f64 / among as f64)).unwrap_or(whole)
 }

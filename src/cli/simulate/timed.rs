@@ -3,10 +3,10 @@
 
 use std::cmp::Ordering;
 
-use crate::simulate::figures::{cell, mean_cell};
+use crate::simulate::figures::{Paired, cell, mean_cell};
 use crate::simulate::jobs::{Results, Timed};
 use crate::simulate::report::{aligned, csv_name};
-use crate::simulate::timed_figures::{Figures, NAMES, State, class_figures, figures, paired};
+use crate::simulate::timed_figures::{NAMES, State, TimedFigures, class_figures, figures, paired};
 use crate::simulate::timed_json::timed_json;
 use sim::run::engine::{Overflow, TimedRun};
 use sim::run::service::PodClass;
@@ -62,58 +62,52 @@ impl TimedReport {
 
     fn cells(&self, runs: &[Timed<TimedRun>], baseline: Option<&[Timed<TimedRun>]>) -> Vec<String> {
         let all = figures(runs);
-        let of = |value: fn(&Figures) -> f64| all.iter().map(value).collect::<Vec<f64>>();
-        let to_fgd = |value: fn(&Figures) -> f64| {
-            let dash = || "-".to_owned();
-            let paired = paired(runs, baseline, value, Ordering::Less);
-            paired.map_or([dash(), dash()], |paired| [paired.cell(2), paired.won()])
-        };
-        let mut cells = vec![cell(&of(|f| f.allocation), 2)];
+        let values = |value: fn(&TimedFigures) -> f64| each(&all, value);
+        let to_fgd = |value| Paired::cells(paired(runs, baseline, value, Ordering::Less));
+        let mut cells = vec![cell(&values(|f| f.allocation), 2)];
         match self.overflow {
             Overflow::Lost => {
-                cells.push(cell(&of(|f| f.blocked_demand), 2));
+                cells.push(cell(&values(|f| f.blocked_demand), 2));
                 cells.extend(to_fgd(|f| f.blocked_demand));
-                cells.push(cell(&of(|f| f.blocked_pods), 2));
+                cells.push(cell(&values(|f| f.blocked_pods), 2));
             }
             Overflow::Queued => {
-                cells.push(cell(&of(|f| f.waiting_demand), 2));
+                cells.push(cell(&values(|f| f.waiting_demand), 2));
                 cells.extend(to_fgd(|f| f.waiting_demand));
-                cells.push(cell(&of(|f| f.blocked_pods), 2));
+                cells.push(cell(&values(|f| f.blocked_pods), 2));
                 cells.extend(self.wait_cells(&all));
             }
         }
         let states: Vec<State> = runs.iter().map(|timed| State::of(&timed.run)).collect();
-        let state = |value: fn(&State) -> f64| states.iter().map(value).collect::<Vec<f64>>();
-        cells.push(mean_cell(&state(|s| s.fragmentation), 1));
-        cells.push(mean_cell(&state(|s| s.packing_efficiency), 2));
+        cells.push(mean_cell(&each(&states, |state| state.fragmentation), 1));
+        cells.push(mean_cell(&each(&states, |state| state.packing_efficiency), 2));
         let seconds: Vec<f64> = runs.iter().map(|timed| timed.time.as_secs_f64()).collect();
         cells.push(mean_cell(&seconds, 2));
         cells
     }
 
-    fn class_cells(&self, all: &[Figures]) -> Vec<String> {
-        let of = |value: fn(&Figures) -> f64| all.iter().map(value).collect::<Vec<f64>>();
+    fn class_cells(&self, all: &[TimedFigures]) -> Vec<String> {
         let mut cells = vec![
-            mean_cell(&of(|f| f.arrivals), 0),
-            mean_cell(&of(|f| f.allocation), 2),
-            mean_cell(&of(|f| f.blocked_demand), 2),
-            mean_cell(&of(|f| f.blocked_pods), 2),
+            mean_cell(&each(all, |f| f.arrivals), 0),
+            mean_cell(&each(all, |f| f.allocation), 2),
+            mean_cell(&each(all, |f| f.blocked_demand), 2),
+            mean_cell(&each(all, |f| f.blocked_pods), 2),
         ];
         if self.overflow == Overflow::Queued {
-            cells.push(mean_cell(&of(|f| f.waiting_demand), 2));
+            cells.push(mean_cell(&each(all, |f| f.waiting_demand), 2));
             cells.extend(self.wait_cells(all));
         }
         cells
     }
 
-    fn wait_cells(&self, all: &[Figures]) -> [String; 4] {
+    fn wait_cells(&self, all: &[TimedFigures]) -> [String; 4] {
         let digits = match self.unit() {
             TimeUnit::Lifetime => 3,
             TimeUnit::Second => 0,
         };
-        let waits: [fn(&Figures) -> f64; 4] =
+        let waits: [fn(&TimedFigures) -> f64; 4] =
             [|f| f.wait_p50, |f| f.wait_p90, |f| f.wait_p99, |f| f.wait_max];
-        waits.map(|value| mean_cell(&all.iter().map(value).collect::<Vec<f64>>(), digits))
+        waits.map(|value| mean_cell(&each(all, value), digits))
     }
 
     /// JSON with a result per policy; several traces by trace.
@@ -135,13 +129,18 @@ impl TimedReport {
                 let (policy, seed) = (run.policy, run.seed);
                 let classes = run.by_class.iter().map(|(class, figures)| (class.name(), figures));
                 for (class, figures) in [("all", &run.all)].into_iter().chain(classes) {
-                    let figures = Figures::of(figures, run.unit).csv();
+                    let figures = TimedFigures::of(figures, run.unit).csv();
                     text.push_str(&format!("{trace}{policy},{seed},{class},{figures}\n"));
                 }
             }
         }
         text
     }
+}
+
+/// One value of each seed.
+fn each<T>(all: &[T], value: fn(&T) -> f64) -> Vec<f64> {
+    all.iter().map(value).collect()
 }
 
 const LOST_HEADS: [&str; 10] = [

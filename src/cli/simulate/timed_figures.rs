@@ -16,7 +16,7 @@ use wire::units::Share;
 
 /// The figures of pods, or their means over the seeds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct Figures {
+pub(crate) struct TimedFigures {
     pub(crate) arrivals: f64,
     pub(crate) allocation: f64,
     pub(crate) blocked_demand: f64,
@@ -29,7 +29,7 @@ pub(crate) struct Figures {
     pub(crate) wait_max: f64,
 }
 
-/// The names of [`Figures`] in CSV.
+/// The names of [`TimedFigures`] in CSV.
 pub(crate) const NAMES: &str = "arrivals,allocation,blocked_demand,blocked_pods,waiting_demand,still_waiting,\
                      wait_p50,wait_p90,wait_p99,wait_max";
 
@@ -40,7 +40,7 @@ pub(crate) struct State {
     pub(crate) packing_efficiency: f64,
 }
 
-impl Figures {
+impl TimedFigures {
     /// Of one replay.
     pub(crate) fn of(class: &ClassFigures, unit: TimeUnit) -> Self {
         let time = |ticks: u64| rounded(unit.from_ticks(ticks));
@@ -60,20 +60,20 @@ impl Figures {
 
     /// The mean of each figure.
     pub(crate) fn mean(all: &[Self]) -> Self {
-        let of = |value: fn(&Self) -> f64| {
+        let mean_of = |value: fn(&Self) -> f64| {
             rounded(mean(&all.iter().map(value).collect::<Vec<_>>()).unwrap_or(0.0))
         };
         Self {
-            arrivals: of(|f| f.arrivals),
-            allocation: of(|f| f.allocation),
-            blocked_demand: of(|f| f.blocked_demand),
-            blocked_pods: of(|f| f.blocked_pods),
-            waiting_demand: of(|f| f.waiting_demand),
-            still_waiting: of(|f| f.still_waiting),
-            wait_p50: of(|f| f.wait_p50),
-            wait_p90: of(|f| f.wait_p90),
-            wait_p99: of(|f| f.wait_p99),
-            wait_max: of(|f| f.wait_max),
+            arrivals: mean_of(|f| f.arrivals),
+            allocation: mean_of(|f| f.allocation),
+            blocked_demand: mean_of(|f| f.blocked_demand),
+            blocked_pods: mean_of(|f| f.blocked_pods),
+            waiting_demand: mean_of(|f| f.waiting_demand),
+            still_waiting: mean_of(|f| f.still_waiting),
+            wait_p50: mean_of(|f| f.wait_p50),
+            wait_p90: mean_of(|f| f.wait_p90),
+            wait_p99: mean_of(|f| f.wait_p99),
+            wait_max: mean_of(|f| f.wait_max),
         }
     }
 
@@ -99,37 +99,40 @@ impl State {
     /// Of one replay.
     pub(crate) fn of(run: &TimedRun) -> Self {
         let measured = &run.moments[run.first_measured..];
-        let of = |value: fn(&Moment) -> Share| {
+        let mean_of = |value: fn(&Moment) -> Share| {
             let values: Vec<f64> = measured.iter().map(|moment| percent(value(moment))).collect();
             rounded(mean(&values).unwrap_or(0.0))
         };
-        Self { fragmentation: of(|m| m.fragmentation), packing_efficiency: of(|m| m.efficiency) }
+        Self {
+            fragmentation: mean_of(|m| m.fragmentation),
+            packing_efficiency: mean_of(|m| m.efficiency),
+        }
     }
 }
 
 /// The figures of each replay.
-pub(crate) fn figures(runs: &[Timed<TimedRun>]) -> Vec<Figures> {
-    runs.iter().map(|Timed { run, .. }| Figures::of(&run.all, run.unit)).collect()
+pub(crate) fn figures(runs: &[Timed<TimedRun>]) -> Vec<TimedFigures> {
+    runs.iter().map(|Timed { run, .. }| TimedFigures::of(&run.all, run.unit)).collect()
 }
 
 /// Those of one class of pod.
-pub(crate) fn class_figures(runs: &[Timed<TimedRun>], class: PodClass) -> Vec<Figures> {
-    let of = |timed: &Timed<TimedRun>| {
-        let run = &timed.run;
+pub(crate) fn class_figures(runs: &[Timed<TimedRun>], class: PodClass) -> Vec<TimedFigures> {
+    let all = runs.iter().filter_map(|Timed { run, .. }| {
         let found = run.by_class.iter().find(|(known, _)| *known == class);
-        found.map(|(_, figures)| Figures::of(figures, run.unit))
-    };
-    runs.iter().filter_map(of).collect()
+        found.map(|(_, figures)| TimedFigures::of(figures, run.unit))
+    });
+    all.collect()
 }
 
 /// The difference from the baseline; none for the baseline itself.
 pub(crate) fn paired(
     runs: &[Timed<TimedRun>],
     baseline: Option<&[Timed<TimedRun>]>,
-    value: fn(&Figures) -> f64,
+    value: fn(&TimedFigures) -> f64,
     better: Ordering,
 ) -> Option<Paired> {
     let baseline = baseline.filter(|baseline| !std::ptr::eq(*baseline, runs))?;
-    let of = |runs| figures(runs).iter().map(|figures| Some(value(figures))).collect::<Vec<_>>();
-    Paired::of(&of(runs), &of(baseline), better)
+    let values =
+        |runs| figures(runs).iter().map(|figures| Some(value(figures))).collect::<Vec<_>>();
+    Paired::of(&values(runs), &values(baseline), better)
 }

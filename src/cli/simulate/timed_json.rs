@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::simulate::figures::{Paired, deviation, mean, percent, rounded};
 use crate::simulate::jobs::{Results, Timed};
 use crate::simulate::report::json_text;
-use crate::simulate::timed_figures::{Figures, State, class_figures, figures, paired};
+use crate::simulate::timed_figures::{State, TimedFigures, class_figures, figures, paired};
 use sim::run::engine::TimedRun;
 use sim::run::service::{Moment, PodClass};
 use wire::units::Share;
@@ -36,7 +36,7 @@ struct JsonResult {
     policy: &'static str,
     time_unit: &'static str,
     #[serde(flatten)]
-    figures: Figures,
+    figures: TimedFigures,
     #[serde(flatten)]
     state: State,
     allocation_sd: Option<f64>,
@@ -63,14 +63,14 @@ struct JsonPaired {
 struct JsonClass {
     class: &'static str,
     #[serde(flatten)]
-    figures: Figures,
+    figures: TimedFigures,
 }
 
 #[derive(Serialize)]
 struct JsonRun {
     seed: i64,
     #[serde(flatten)]
-    figures: Figures,
+    figures: TimedFigures,
     #[serde(flatten)]
     state: State,
 }
@@ -85,21 +85,22 @@ fn json_result(
     let state = |value: fn(&State) -> f64| {
         rounded(mean(&states.iter().map(value).collect::<Vec<_>>()).unwrap_or(0.0))
     };
-    let sd = |value: fn(&Figures) -> f64| deviation(&all.iter().map(value).collect::<Vec<_>>());
+    let sd =
+        |value: fn(&TimedFigures) -> f64| deviation(&all.iter().map(value).collect::<Vec<_>>());
     let to_fgd = |value, better| paired(runs, baseline, value, better);
-    let class = |class: PodClass| JsonClass {
+    let classes = PodClass::ALL.map(|class| JsonClass {
         class: class.name(),
-        figures: Figures::mean(&class_figures(runs, class)),
-    };
-    let run = |(timed, figures): (&Timed<TimedRun>, &Figures)| JsonRun {
-        seed: timed.run.seed,
+        figures: TimedFigures::mean(&class_figures(runs, class)),
+    });
+    let json_runs = runs.iter().zip(&all).map(|(Timed { run, .. }, figures)| JsonRun {
+        seed: run.seed,
         figures: figures.clone(),
-        state: State::of(&timed.run),
-    };
+        state: State::of(run),
+    });
     JsonResult {
         policy,
         time_unit: runs.first().map_or("", |timed| timed.run.unit.name()),
-        figures: Figures::mean(&all),
+        figures: TimedFigures::mean(&all),
         state: State {
             fragmentation: state(|s| s.fragmentation),
             packing_efficiency: state(|s| s.packing_efficiency),
@@ -114,29 +115,29 @@ fn json_result(
             blocked_pods: to_fgd(|f| f.blocked_pods, Ordering::Less),
             waiting_demand: to_fgd(|f| f.waiting_demand, Ordering::Less),
         },
-        classes: PodClass::ALL.map(class).into(),
+        classes: classes.into(),
         over_time: over_time(runs),
         seeds: runs.iter().map(|timed| timed.run.seed).collect(),
-        runs: runs.iter().zip(&all).map(run).collect(),
+        runs: json_runs.collect(),
     }
 }
 
 /// The cluster over time: all seeds are sampled at the same times.
 fn over_time(runs: &[Timed<TimedRun>]) -> Vec<JsonMoment> {
     let Some(first) = runs.first() else { return Vec::new() };
-    let moment = |place: usize| {
-        let of = |value: fn(&Moment) -> Share| {
+    let moments = (0..first.run.moments.len()).map(|place| {
+        let mean_of = |value: fn(&Moment) -> Share| {
             let seeds = runs.iter().filter_map(|timed| timed.run.moments.get(place));
             let values: Vec<f64> = seeds.map(|moment| percent(value(moment))).collect();
             rounded(mean(&values).unwrap_or(0.0))
         };
         JsonMoment {
             at: rounded(first.run.unit.from_ticks(first.run.moments[place].at)),
-            allocation: of(|m| m.allocation),
-            waiting_demand: of(|m| m.waiting),
-            fragmentation: of(|m| m.fragmentation),
-            packing_efficiency: of(|m| m.efficiency),
+            allocation: mean_of(|m| m.allocation),
+            waiting_demand: mean_of(|m| m.waiting),
+            fragmentation: mean_of(|m| m.fragmentation),
+            packing_efficiency: mean_of(|m| m.efficiency),
         }
-    };
-    (0..first.run.moments.len()).map(moment).collect()
+    });
+    moments.collect()
 }

@@ -109,8 +109,8 @@ impl Fleet {
         let mut uuids = BTreeSet::new();
         for node in &self.nodes {
             let name = &node.name;
-            let legal = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
-            if name.is_empty() || name.len() > 253 || !name.chars().all(legal) {
+            let is_legal = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '.');
+            if name.is_empty() || name.len() > 253 || !is_legal {
                 return Err(FleetFault::NodeName { name: name.clone() });
             }
             if !names.insert(name) {
@@ -154,8 +154,8 @@ impl FleetNode {
     pub fn inventory(&self) -> Vec<DeviceReport> {
         let mut devices = Vec::with_capacity(self.gpus.len());
         for (index, gpu) in (0..).zip(&self.gpus) {
-            let made = || made_uuid("GPU", &format!("{}/{index}", self.name));
-            let uuid = gpu.uuid.clone().unwrap_or_else(made);
+            let seed = format!("{}/{index}", self.name);
+            let uuid = gpu.uuid.clone().unwrap_or_else(|| made_uuid("GPU", &seed));
             let kind = if gpu.mig.is_empty() { DeviceKind::Gpu } else { DeviceKind::MigParent };
             devices.push(DeviceReport {
                 memory_mib: gpu.memory_mib,
@@ -163,8 +163,8 @@ impl FleetNode {
                 ..DeviceReport::new(uuid.clone(), index, gpu.model.clone(), kind)
             });
             for (position, instance) in gpu.mig.iter().enumerate() {
-                let made = || made_uuid("MIG", &format!("{}/{index}/{position}", self.name));
-                let own = instance.uuid.clone().unwrap_or_else(made);
+                let own = instance.uuid.clone();
+                let own = own.unwrap_or_else(|| made_uuid("MIG", &format!("{seed}/{position}")));
                 devices.push(DeviceReport {
                     memory_mib: instance.memory_mib,
                     parent: Some(uuid.clone()),
@@ -177,13 +177,18 @@ impl FleetNode {
     }
 }
 
+/// The usual start of [`fnv1a`].
+pub(crate) const FNV_START: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// The FNV-1a hash of 64 bits.
+pub(crate) fn fnv1a(start: u64, bytes: impl Iterator<Item = u8>) -> u64 {
+    bytes.fold(start, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
 /// A UUID that depends only on `seed`: two FNV-1a hashes with different starts.
 fn made_uuid(prefix: &str, seed: &str) -> String {
-    let hash = |start: u64| {
-        seed.bytes()
-            .fold(start, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
-    };
-    let (high, low) = (hash(0xcbf2_9ce4_8422_2325), hash(0x9ae1_6a3b_2f90_404f));
+    let high = fnv1a(FNV_START, seed.bytes());
+    let low = fnv1a(0x9ae1_6a3b_2f90_404f, seed.bytes());
     let digits = format!("{high:016x}{low:016x}");
     let groups = [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]];
     format!("{prefix}-{}", groups.join("-"))

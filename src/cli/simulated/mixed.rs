@@ -47,14 +47,13 @@ impl Fleet {
         if let [_, .., mig, slots] = self.nodes.as_mut_slice() {
             slots.pool = Some(SLOTS_POOL.to_owned());
             let model = &MODELS[1];
-            let instance = |name: &str| {
+            let instances = ["3g.20gb", "2g.10gb", "1g.5gb", "1g.5gb"].map(|name| {
                 let total = MemMib::new(model.memory_mib);
                 let geometry = Geometry::of(&ModelName::new(model.name), total)?;
                 let profile = MigProfile::new(name);
                 let memory_mib = geometry.profile(&profile)?.memory_mib;
                 Some(FleetInstance { uuid: None, profile: name.to_owned(), memory_mib })
-            };
-            let instances = ["3g.20gb", "2g.10gb", "1g.5gb", "1g.5gb"].map(instance);
+            });
             let mut cut = model.node(mig.name.clone(), mig.gpus.len());
             for gpu in &mut cut.gpus {
                 gpu.mig = instances.iter().flatten().cloned().collect();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::simulated::fleet::{Fleet, FleetNode};
-use agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
+use agent::gpu::sample::{Probe, ProbeError, ProcessSampling, Sample};
 use wire::api::state::DeviceKind;
 use wire::report::bodies::{Allocation, AllocationState, DeviceReport, DeviceUse, ProcessUse};
 use wire::units::Timestamp;
@@ -68,16 +68,12 @@ impl SimulatedProbe {
             return;
         }
         let percent = self.use_percent_of.get(&allocation.pod).copied().unwrap_or(self.use_percent);
-        let used = |mib: u64| {
-            let part = u128::from(mib) * u128::from(percent) / 100;
-            u64::try_from(part).unwrap_or(u64::MAX)
-        };
-        let devices = allocation.devices.iter();
-        let process = SimulatedProcess {
-            pid: self.next_pid,
-            memory_mib: devices.map(|part| (part.uuid.clone(), used(part.memory_mib))).collect(),
-            ends: None,
-        };
+        let used = allocation.devices.iter().map(|part| {
+            let mib = u128::from(part.memory_mib) * u128::from(percent) / 100;
+            (part.uuid.clone(), u64::try_from(mib).unwrap_or(u64::MAX))
+        });
+        let process =
+            SimulatedProcess { pid: self.next_pid, memory_mib: used.collect(), ends: None };
         self.next_pid = self.next_pid.wrapping_add(1).max(1_000);
         self.processes.insert(allocation.pod_uid.clone(), process);
     }

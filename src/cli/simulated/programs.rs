@@ -6,6 +6,7 @@
 //! it has: a burst for which there is no room does not happen.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,17 +14,17 @@ use parking_lot::Mutex;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::simulated::fleet::{Fleet, FleetNode};
+use crate::simulated::fleet::{FNV_START, Fleet, FleetNode, fnv1a};
 use crate::simulated::probe::sample_of;
-use agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
+use agent::gpu::sample::{Probe, ProbeError, ProcessSampling, Sample};
 use wire::report::bodies::{AllocatedDevice, DeviceReport, ProcessUse};
 use wire::units::{Share, Timestamp};
 
 /// Least and most seconds until the next burst: short, since pods of a demo live for a minute.
-const GAP_SECONDS: (u64, u64) = (10, 50);
+const GAP_SECONDS: RangeInclusive<u64> = 10..=50;
 
 /// Least and most seconds of a burst.
-const BURST_SECONDS: (u64, u64) = (8, 30);
+const BURST_SECONDS: RangeInclusive<u64> = 8..=30;
 
 /// Percent of its request that a program uses between bursts. If it were much less, most bursts would take
 /// memory that others request and do not use, and end with a restart.
@@ -57,16 +58,16 @@ pub struct BurstCounts {
 /// The programs of a fleet.
 #[derive(Debug)]
 pub struct Programs {
-    nodes: BTreeMap<String, Mutex<Node>>,
+    nodes: BTreeMap<String, Mutex<NodePrograms>>,
 }
 
 /// The programs of one node.
 #[derive(Debug)]
-struct Node {
+struct NodePrograms {
     /// Memory of each device in MiB.
     memory_mib: BTreeMap<String, u64>,
     /// By the UID of the pod.
-    running: BTreeMap<String, Running>,
+    running: BTreeMap<String, RunningProgram>,
     /// Process id of the next one.
     next_pid: u32,
     counts: BurstCounts,
@@ -74,7 +75,7 @@ struct Node {
 
 /// A program that runs.
 #[derive(Debug)]
-struct Running {
+struct RunningProgram {
     program: Program,
     pid: u32,
     starts: u64,
@@ -101,10 +102,12 @@ impl Programs {
     /// None yet, on the nodes of a fleet.
     pub fn new(fleet: &Fleet) -> Self {
         let nodes = fleet.nodes.iter().map(|node| {
-            let devices = node.inventory().into_iter();
-            let free = |it: &DeviceReport| it.memory_mib.saturating_sub(it.reserved_mib);
-            let state = Node {
-                memory_mib: devices.map(|it| (it.uuid.clone(), free(&it))).collect(),
+            let memory_mib = node
+                .inventory()
+                .into_iter()
+                .map(|device| (device.uuid, device.memory_mib.saturating_sub(device.reserved_mib)));
+            let state = NodePrograms {
+                memory_mib: memory_mib.collect(),
                 running: BTreeMap::new(),
                 next_pid: 1_000,
                 counts: BurstCounts::default(),
@@ -162,11 +165,12 @@ impl Programs {
     }
 }
 
-impl Node {
+impl NodePrograms {
     fn start(&mut self, pod_uid: &str, program: Program, now: Timestamp) {
         let starts = self.running.remove(pod_uid).map_or(0, |before| before.starts + 1);
-        self.counts.crowded += u64::from(program.devices.iter().any(|it| self.is_crowded_by(it)));
-        let running = Running {
+        self.counts.crowded +=
+            u64::from(program.devices.iter().any(|device| self.is_crowded_by(device)));
+        let running = RunningProgram {
             used_mib: vec![0; program.devices.len()],
             program,
             pid: self.next_pid,
@@ -182,10 +186,10 @@ impl Node {
 
     /// Whether a device has too little for all whose programs run there and one more.
     fn is_crowded_by(&self, more: &AllocatedDevice) -> bool {
-        let all = self.running.values().flat_map(|it| &it.program.devices);
-        let here: Vec<&AllocatedDevice> = all.filter(|it| it.uuid == more.uuid).collect();
-        let memory: u64 = here.iter().map(|it| it.memory_mib).sum();
-        let share: u64 = here.iter().map(|it| it.share_millionths).sum();
+        let all = self.running.values().flat_map(|running| &running.program.devices);
+        let here: Vec<&AllocatedDevice> = all.filter(|device| device.uuid == more.uuid).collect();
+        let memory: u64 = here.iter().map(|device| device.memory_mib).sum();
+        let share: u64 = here.iter().map(|device| device.share_millionths).sum();
         let room = self.memory_mib.get(&more.uuid).copied().unwrap_or_default();
         memory + more.memory_mib > room || share + more.share_millionths > Share::WHOLE.millionths()
     }
@@ -193,7 +197,7 @@ impl Node {
     /// Lets all that is due happen, in the order of its time. So it does not matter when it is sampled.
     fn advance(&mut self, now: Timestamp) {
         loop {
-            let due = self.running.iter().filter_map(|(uid, it)| Some((it.next?, uid)));
+            let due = self.running.iter().filter_map(|(uid, running)| Some((running.next?, uid)));
             let Some((at, uid)) = due.min().filter(|(at, _)| *at <= now) else { return };
             let uid = uid.clone();
             self.step(&uid, at);
@@ -216,7 +220,8 @@ impl Node {
             }
             Phase::Rests => {
                 let wanted = running.wants();
-                let unused = running.program.devices.first().map(|it| self.unused(&it.uuid));
+                let unused =
+                    running.program.devices.first().map(|device| self.unused(&device.uuid));
                 if unused.is_some_and(|unused| wanted <= unused) {
                     self.counts.served += 1;
                     running.burst(wanted, at);
@@ -235,21 +240,22 @@ impl Node {
 
     /// Memory of a device that no program uses.
     fn unused(&self, uuid: &str) -> u64 {
-        let all = self.running.values().flat_map(|it| it.program.devices.iter().zip(&it.used_mib));
+        let pods = self.running.values();
+        let all = pods.flat_map(|pod| pod.program.devices.iter().zip(&pod.used_mib));
         let used: u64 = all.filter(|(device, _)| device.uuid == uuid).map(|(_, used)| used).sum();
         self.memory_mib.get(uuid).copied().unwrap_or_default().saturating_sub(used)
     }
 }
 
-impl Running {
+impl RunningProgram {
     /// What it uses between bursts.
     fn at_rest(&self) -> Vec<u64> {
-        self.program.devices.iter().map(|it| it.memory_mib * REST_PERCENT / 100).collect()
+        self.program.devices.iter().map(|device| device.memory_mib * REST_PERCENT / 100).collect()
     }
 
     /// What its next burst wants of its device: between request and limit.
     fn wants(&mut self) -> u64 {
-        let requested = self.program.devices.first().map_or(0, |it| it.memory_mib);
+        let requested = self.program.devices.first().map_or(0, |device| device.memory_mib);
         let above = self.program.limit_mib.unwrap_or(requested).saturating_sub(requested);
         requested + above * self.chance.random_range(1..=4) / 4
     }
@@ -266,16 +272,15 @@ impl Running {
         self.next = Some(at.plus(self.drawn(BURST_SECONDS)));
     }
 
-    fn drawn(&mut self, (least, most): (u64, u64)) -> Duration {
-        Duration::from_millis(self.chance.random_range(least * 1_000..=most * 1_000))
+    fn drawn(&mut self, seconds: RangeInclusive<u64>) -> Duration {
+        let millis = seconds.start() * 1_000..=seconds.end() * 1_000;
+        Duration::from_millis(self.chance.random_range(millis))
     }
 }
 
 /// A seed that depends on the pod and the number of its start alone (FNV-1a).
 fn seed(pod_uid: &str, starts: u64) -> u64 {
-    let bytes = pod_uid.bytes().chain(starts.to_le_bytes());
-    let step = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-    bytes.fold(0xcbf2_9ce4_8422_2325, step)
+    fnv1a(FNV_START, pod_uid.bytes().chain(starts.to_le_bytes()))
 }
 
 /// Shows the programs of one node.
@@ -331,9 +336,9 @@ mod tests {
     fn seen(programs: &Programs, millis: u64) -> Vec<String> {
         let all = programs.processes("n", at(millis)).into_iter();
         let shown = all.flat_map(|(uuid, processes)| {
-            processes.into_iter().map(move |it| {
-                let (pod, mib) = (it.pod_uid.unwrap(), it.memory_mib.unwrap());
-                format!("{uuid} {} {pod} {mib}", it.pid)
+            processes.into_iter().map(move |process| {
+                let (pod, mib) = (process.pod_uid.unwrap(), process.memory_mib.unwrap());
+                format!("{uuid} {} {pod} {mib}", process.pid)
             })
         });
         shown.collect()

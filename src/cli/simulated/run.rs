@@ -2,9 +2,9 @@
 
 use crate::simulated::fleet::{Fleet, FleetNode};
 use crate::simulated::probe::SimulatedProbe;
-use agent::gpu::probe::Probe;
+use agent::gpu::sample::Probe;
 use agent::node::config::AgentConfig;
-use agent::node::run::{AgentError, SeenNode, run_nodes};
+use agent::node::run::{AgentError, ProbedNode, run_nodes};
 
 /// Plays all nodes of `fleet` in one process, with their reports spread over the period, until
 /// `stop` is done.
@@ -29,6 +29,7 @@ pub async fn run_probes<P: Probe + 'static>(
     probe: impl Fn(&FleetNode) -> P,
     stop: impl Future<Output = ()>,
 ) -> Result<(), AgentError> {
-    let seen = |node: &FleetNode| SeenNode { name: node.name.clone(), probe: probe(node) };
-    run_nodes(config, fleet.nodes.iter().map(seen).collect(), stop).await
+    let nodes = fleet.nodes.iter();
+    let nodes = nodes.map(|node| ProbedNode { name: node.name.clone(), probe: probe(node) });
+    run_nodes(config, nodes.collect(), stop).await
 }

@@ -25,7 +25,7 @@ const VENDORS: [&str; 3] = ["NVIDIA ", "Tesla ", "GeForce "];
 const WHOLE: u64 = 1_000_000;
 
 /// A kind of row.
-pub(crate) trait Row: Sized {
+pub(crate) trait TopRow: Sized {
     /// Titles of the columns; the last is the state.
     const TITLES: &'static [&'static str];
     /// The columns that are numbers.
@@ -41,7 +41,7 @@ pub(crate) trait Row: Sized {
     fn json(items: Vec<Self>) -> Result<String, Failure>;
 }
 
-impl Row for Node {
+impl TopRow for Node {
     const TITLES: &'static [&'static str] =
         &["NAME", "MODEL", "GPUS", "EMPTY", "SHARE", "MEM", "USED", "FREE-MAX", "PODS", "STATE"];
     const RIGHT: &'static [usize] = &[2, 3, 4, 5, 6, 7, 8];
@@ -90,7 +90,7 @@ impl Row for Node {
     }
 }
 
-impl Row for DeviceItem {
+impl TopRow for DeviceItem {
     const TITLES: &'static [&'static str] =
         &["NODE", "GPU", "MODEL", "SHARE", "MEM", "USED", "FREE", "PODS", "BAR", "STATE"];
     const RIGHT: &'static [usize] = &[1, 3, 4, 5, 6, 7];
@@ -152,7 +152,7 @@ impl Row for DeviceItem {
     }
 }
 
-impl Row for TenantItem {
+impl TopRow for TenantItem {
     const TITLES: &'static [&'static str] = &[
         "NAMESPACE",
         "POD",
@@ -235,7 +235,7 @@ fn percent(part: u64, whole: u64) -> String {
     }
 }
 
-impl Row for Team {
+impl TopRow for Team {
     const TITLES: &'static [&'static str] =
         &["TEAM", "GUARANTEED", "AT-MOST", "USED", "OVER-QUOTA", "PODS", "WAITING", "STATE"];
     const RIGHT: &'static [usize] = &[1, 2, 3, 4, 5, 6];
@@ -332,7 +332,7 @@ mod tests {
             let tenant = serde_json::from_value(tenant).unwrap();
             let (node, device_id) = ("n1".to_owned(), "GPU-a".to_owned());
             let cells = TenantItem { node, device_index: 0, device_id, tenant }.cells(true);
-            let at = |title| TenantItem::TITLES.iter().position(|it| *it == title).unwrap();
+            let at = |title| TenantItem::TITLES.iter().position(|known| *known == title).unwrap();
             [at("REQUEST"), at("LIMIT"), at("USED"), at("STATE")].map(|at| cells[at].clone())
         };
         let mut tenant = serde_json::json!({"podUid": "u", "pod": "team/nb", "state": "Confirmed",

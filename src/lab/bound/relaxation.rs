@@ -37,7 +37,7 @@ struct Class {
 
 /// Equal pods.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Kind {
+struct PodType {
     cpu_milli: u64,
     memory_mib: u64,
     num_gpu: u32,
@@ -53,7 +53,7 @@ struct Pods {
     forced: u64,
 }
 
-impl Kind {
+impl PodType {
     /// What a pod requests, in thousandths of a GPU.
     fn demand_milli(&self) -> u64 {
         u64::from(self.num_gpu) * u64::from(self.gpu_milli)
@@ -120,7 +120,7 @@ fn grouped(
     nodes: &[TraceNode],
     pods: &[TracePod],
     forced: usize,
-) -> (BTreeMap<Class, u64>, BTreeMap<Kind, Pods>) {
+) -> (BTreeMap<Class, u64>, BTreeMap<PodType, Pods>) {
     let mut step = 1;
     loop {
         let classes = classes(nodes, step);
@@ -150,14 +150,14 @@ fn classes(nodes: &[TraceNode], step: u64) -> BTreeMap<Class, u64> {
 
 /// Pods per type, amounts rounded down to `step`. Pods without a GPU that need not be placed only
 /// take room away, so they are left out.
-fn kinds(pods: &[TracePod], forced: usize, step: u64) -> BTreeMap<Kind, Pods> {
-    let mut kinds: BTreeMap<Kind, Pods> = BTreeMap::new();
+fn kinds(pods: &[TracePod], forced: usize, step: u64) -> BTreeMap<PodType, Pods> {
+    let mut kinds: BTreeMap<PodType, Pods> = BTreeMap::new();
     for (at, pod) in pods.iter().enumerate() {
         let is_forced = at < forced;
         if pod.num_gpu == 0 && !is_forced {
             continue;
         }
-        let kind = Kind {
+        let kind = PodType {
             cpu_milli: pod.cpu_milli - pod.cpu_milli % step,
             memory_mib: pod.memory_mib - pod.memory_mib % step,
             num_gpu: pod.num_gpu,
@@ -174,11 +174,11 @@ fn kinds(pods: &[TracePod], forced: usize, step: u64) -> BTreeMap<Kind, Pods> {
 /// Pods of one type on the nodes of one class.
 struct Pair<'k> {
     variable: usize,
-    kind: &'k Kind,
+    kind: &'k PodType,
 }
 
 /// The linear program; its sum is in GPUs.
-fn program(classes: &BTreeMap<Class, u64>, kinds: &BTreeMap<Kind, Pods>) -> LinearProgram {
+fn program(classes: &BTreeMap<Class, u64>, kinds: &BTreeMap<PodType, Pods>) -> LinearProgram {
     let mut lp = LinearProgram::default();
     let mut on_class: Vec<Vec<Pair<'_>>> = classes.iter().map(|_| Vec::new()).collect();
     for (kind, pods) in kinds {
@@ -219,14 +219,14 @@ fn place(lp: &mut LinearProgram, anywhere: Vec<(usize, f64)>, pods: Pods) {
 }
 
 /// What a pod requests of a resource, how much a node has, and the unit of both.
-type Offer = (fn(&Kind) -> u64, u64, f64);
+type Offer = (fn(&PodType) -> u64, u64, f64);
 
 /// Limits the pods of a class by its nodes, in cores, GiB and GPUs: so factors are of one size.
 fn fill(lp: &mut LinearProgram, class: &Class, nodes: u64, pairs: &[Pair<'_>]) {
     let offers: [Offer; 3] = [
         (|kind| kind.cpu_milli, class.cpu_milli, 1000.0),
         (|kind| kind.memory_mib, class.memory_mib, 1024.0),
-        (Kind::demand_milli, u64::from(class.gpus) * 1000, 1000.0),
+        (PodType::demand_milli, u64::from(class.gpus) * 1000, 1000.0),
     ];
     for (requested, offered, unit) in offers {
         let terms: Vec<_> = pairs

@@ -5,7 +5,7 @@
 
 use engine::model::request::Isolation;
 use sim::run::curve::{FULL_LOAD, column_of};
-use sim::trace::dimensions::{MoreOfNode, MoreOfPod};
+use sim::trace::dimensions::MoreOfNode;
 use sim::trace::read::{TraceNode, TracePod};
 use sim::trace::workload::Workload;
 
@@ -77,29 +77,32 @@ pub fn bounds(workload: &Workload, first_lost: Option<usize>) -> Result<Bounds, 
 
 /// A pod or node whose rules the linear program does not know.
 fn beyond(workload: &Workload) -> Option<String> {
-    let is_beyond = |pod: &&TracePod| {
-        let is_part_of_several = pod.num_gpu > 1 && pod.gpu_milli < 1000;
-        let is_more = |more: &MoreOfPod| {
-            more.amount.is_some() || more.isolation != Isolation::None || more.placed.is_some()
-        };
-        is_part_of_several || pod.more.as_deref().is_some_and(is_more)
-    };
-    let is_divided = |node: &&TraceNode| {
+    let pod = workload.arrivals.iter().find(|pod| is_beyond(pod)).map(|pod| pod.name.clone());
+    pod.or_else(|| {
+        workload.nodes.iter().find(|node| is_divided(node)).map(|node| node.name.clone())
+    })
+}
+
+fn is_beyond(pod: &TracePod) -> bool {
+    let is_part_of_several = pod.num_gpu > 1 && pod.gpu_milli < 1000;
+    let is_more = pod.more.as_deref().is_some_and(|more| {
+        more.amount.is_some() || more.isolation != Isolation::None || more.placed.is_some()
+    });
+    is_part_of_several || is_more
+}
+
+fn is_divided(node: &TraceNode) -> bool {
+    node.more.as_deref().is_some_and(|more| {
         // Memory of GPUs alone changes nothing: pods request shares of it.
-        let plain = |more: &MoreOfNode| {
-            let gpu_memory = more.gpu_memory.clone();
-            *more == MoreOfNode { gpu_memory, ..MoreOfNode::default() }
-        };
-        node.more.as_deref().is_some_and(|more| !plain(more))
-    };
-    let pod = workload.arrivals.iter().find(is_beyond).map(|pod| pod.name.clone());
-    pod.or_else(|| workload.nodes.iter().find(is_divided).map(|node| node.name.clone()))
+        let gpu_memory = more.gpu_memory.clone();
+        *more != MoreOfNode { gpu_memory, ..MoreOfNode::default() }
+    })
 }
 
 /// The bound for policies that place all of the first `forced` arrivals.
 fn bound(workload: &Workload, forced: usize) -> Result<Bound, BoundError> {
     let capacity = workload.capacity_milli();
-    let percent = |arrived: usize| {
+    let percent_at = |arrived: usize| {
         let forced = forced.min(arrived);
         match most_allocated(&workload.nodes, &workload.arrivals[..arrived], forced) {
             Ok(milli) => Ok(percent_up(milli, capacity)),
@@ -110,8 +113,8 @@ fn bound(workload: &Workload, forced: usize) -> Result<Bound, BoundError> {
         }
     };
     Ok(Bound {
-        at_100: arrivals_at_100(workload).map(percent).transpose()?,
-        last: percent(workload.arrivals.len())?,
+        at_100: arrivals_at_100(workload).map(percent_at).transpose()?,
+        last: percent_at(workload.arrivals.len())?,
     })
 }
 

@@ -24,7 +24,7 @@ pub struct TraceBursts {
 /// One row, without what else a pod file has.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Row {
+struct BurstRow {
     burst_gap_seconds: Option<u64>,
     burst_seconds: Option<u64>,
     burst_memory_milli: Option<u64>,
@@ -61,7 +61,7 @@ fn of_value(error: csv::Error) -> anyhow::Error {
     }
 }
 
-fn bursts(row: &Row, pod: &TracePod) -> Result<Option<TraceBursts>> {
+fn bursts(row: &BurstRow, pod: &TracePod) -> Result<Option<TraceBursts>> {
     let (gap_seconds, seconds) = match (row.burst_gap_seconds, row.burst_seconds) {
         (Some(gap), Some(length)) => (gap, length),
         (None, None) if row.burst_memory_milli.is_none() => return Ok(None),
@@ -73,8 +73,8 @@ fn bursts(row: &Row, pod: &TracePod) -> Result<Option<TraceBursts>> {
     ensure!(more.is_some_and(|more| more.limit.is_some()), "they need a limit of the pod");
     let has_isolation = more.is_some_and(|more| more.isolation != Isolation::None);
     ensure!(!has_isolation, "they need a pod without isolation");
-    let is_time = |seconds: u64| (1..=YEAR).contains(&seconds);
-    ensure!(is_time(gap_seconds) && is_time(seconds), "expected seconds from 1 to {YEAR}");
+    let are_times = [gap_seconds, seconds].iter().all(|seconds| (1..=YEAR).contains(seconds));
+    ensure!(are_times, "expected seconds from 1 to {YEAR}");
     ensure!((1..=1000).contains(&memory_milli), "expected `burst_memory_milli` from 1 to 1000");
     Ok(Some(TraceBursts { gap_seconds, seconds, memory_milli }))
 }

@@ -7,7 +7,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
-use crate::bursts::world::{Burst, Comer, HOUR, Habits, Kind, Ms, SECOND, World};
+use crate::bursts::world::{Burst, BurstKind, BurstWorld, Comer, HOUR, Habits, Ms, SECOND};
 use engine::hardware::pool::{PoolRule, PoolRules, Replicas};
 use engine::ledger::change::facts::{MoveFact, PodFact};
 use engine::ledger::change::reports::{NodeReport, ReportRefusal};
@@ -34,7 +34,7 @@ const PATIENCE: Ms = 10 * SECOND;
 
 /// What one run gave.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Figures {
+pub struct BurstFigures {
     /// Allocated GPU time, in milliseconds of a GPU, of all.
     allocated: f64,
     time: f64,
@@ -52,7 +52,7 @@ pub struct Figures {
     whole_waited: u64,
 }
 
-impl Figures {
+impl BurstFigures {
     /// Adds those of another seed.
     pub fn add(&mut self, other: &Self) {
         let Self { allocated, time, bursts, refused, completed, slowdown, demanded, .. } = other;
@@ -75,7 +75,6 @@ impl Figures {
 
     /// The figures of the table, by name.
     pub fn named(&self) -> [(&'static str, f64); 8] {
-        let part = |of: f64, all: f64| if all > 0.0 { of / all } else { 0.0 };
         let per_100_hours =
             |count: u64| part(count as f64 * 100.0, self.notebook_time / HOUR as f64);
         [
@@ -94,8 +93,13 @@ impl Figures {
     }
 }
 
+/// A part of all; zero if that is nothing.
+fn part(of: f64, all: f64) -> f64 {
+    if all > 0.0 { of / all } else { 0.0 }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
+enum BurstEvent {
     Comes(usize),
     /// With the number of the start of its container.
     Begins(usize, u32),
@@ -107,7 +111,7 @@ enum Event {
 }
 
 /// A burst that goes on.
-struct Running {
+struct RunningBurst {
     burst: Burst,
     began: Ms,
     /// In microseconds of a whole GPU.
@@ -126,7 +130,7 @@ struct Live {
     /// Millionths of a GPU, over all devices.
     share: u64,
     habits: Habits,
-    running: Option<Running>,
+    running: Option<RunningBurst>,
     /// What a restart broke.
     broken: Option<Burst>,
     /// Memory in use of its device.
@@ -152,7 +156,7 @@ impl Live {
     }
 }
 
-struct Fleet {
+struct BurstFleet {
     seed: u64,
     window: (Ms, Ms),
     ledger: Ledger,
@@ -166,11 +170,11 @@ struct Fleet {
     waiting: VecDeque<usize>,
     busy: Vec<BTreeSet<usize>>,
     advanced: Vec<Ms>,
-    events: BinaryHeap<Reverse<(Ms, u64, Event)>>,
+    events: BinaryHeap<Reverse<(Ms, u64, BurstEvent)>>,
     pushed: u64,
     allocated: u64,
     allocated_since: Ms,
-    figures: Figures,
+    figures: BurstFigures,
 }
 
 /// A device of the fleet.
@@ -197,19 +201,19 @@ impl OfDevice {
 ///
 /// # Errors
 /// A node that the ledger refuses.
-pub fn play(world: &World, seed: u64, rule: PoolRule) -> Result<Figures, ReportRefusal> {
-    let mut fleet = Fleet::new(world, seed, rule)?;
+pub fn play(world: &BurstWorld, seed: u64, rule: PoolRule) -> Result<BurstFigures, ReportRefusal> {
+    let mut fleet = BurstFleet::new(world, seed, rule)?;
     let end = world.ends;
     while let Some(Reverse((now, _, event))) = fleet.events.pop() {
         if now >= end {
             break;
         }
         match event {
-            Event::Comes(pod) => fleet.comes(pod, now),
-            Event::Begins(pod, start) => fleet.begins(pod, start, now),
-            Event::Done(pod, speed) => fleet.done(pod, speed, now),
-            Event::Frees(pod, burst) => fleet.frees(pod, burst, now),
-            Event::Ends(pod) => fleet.ends(pod, now),
+            BurstEvent::Comes(pod) => fleet.comes(pod, now),
+            BurstEvent::Begins(pod, start) => fleet.begins(pod, start, now),
+            BurstEvent::Done(pod, speed) => fleet.done(pod, speed, now),
+            BurstEvent::Frees(pod, burst) => fleet.frees(pod, burst, now),
+            BurstEvent::Ends(pod) => fleet.ends(pod, now),
         }
     }
     Ok(fleet.close(end))
@@ -220,10 +224,11 @@ fn lending(node: &TraceNode, rule: PoolRule) -> PoolRule {
     PoolRule { borrow: rule.borrow, ..node.rule() }
 }
 
-impl Fleet {
-    fn new(world: &World, seed: u64, rule: PoolRule) -> Result<Self, ReportRefusal> {
+impl BurstFleet {
+    fn new(world: &BurstWorld, seed: u64, rule: PoolRule) -> Result<Self, ReportRefusal> {
         let ledger = untimed_ledger();
-        let rules: BTreeSet<PoolRule> = world.nodes.iter().map(|it| lending(it, rule)).collect();
+        let rules: BTreeSet<PoolRule> =
+            world.nodes.iter().map(|node| lending(node, rule)).collect();
         ledger.share_by(PoolRules::new(rules.iter().map(|rule| (pool_of(*rule), *rule))));
         let (mut reports, mut gpus, mut devices) = (Vec::new(), BTreeMap::new(), Vec::new());
         for (rank, node) in world.nodes.iter().enumerate() {
@@ -262,16 +267,16 @@ impl Fleet {
             pushed: 0,
             allocated: 0,
             allocated_since: 0,
-            figures: Figures::default(),
+            figures: BurstFigures::default(),
             comers: world.comers.clone(),
         };
         for pod in 0..fleet.comers.len() {
-            fleet.push(fleet.comers[pod].comes, Event::Comes(pod));
+            fleet.push(fleet.comers[pod].comes, BurstEvent::Comes(pod));
         }
         Ok(fleet)
     }
 
-    fn push(&mut self, at: Ms, event: Event) {
+    fn push(&mut self, at: Ms, event: BurstEvent) {
         self.pushed += 1;
         self.events.push(Reverse((at, self.pushed, event)));
     }
@@ -281,7 +286,7 @@ impl Fleet {
     }
 
     fn comes(&mut self, pod: usize, now: Ms) {
-        let is_whole = self.comers[pod].kind == Kind::Whole;
+        let is_whole = self.comers[pod].kind == BurstKind::Whole;
         self.figures.whole_pods += u64::from(is_whole && self.is_measured(now));
         if !self.place(pod, now) {
             self.waiting.push_back(pod);
@@ -308,22 +313,22 @@ impl Fleet {
             "all have made way: {to_post:?}"
         );
         self.ledger.confirm(&uid);
-        self.start(pod, (uid, node_at), &to_post.placement, now);
+        self.start(pod, uid, node_at, &to_post.placement, now);
         let Comer { kind, comes, stays, .. } = self.comers[pod];
-        if kind == Kind::Whole && now - comes > PATIENCE && self.is_measured(comes) {
+        if kind == BurstKind::Whole && now - comes > PATIENCE && self.is_measured(comes) {
             self.figures.whole_waited += 1;
         }
         self.account_allocated(now);
         let live = self.live.get_mut(&pod).expect("just placed");
         self.allocated += live.share;
         let begins = now + delay + live.habits.gap(kind, now);
-        self.push(begins, Event::Begins(pod, 0));
-        self.push(now + delay + stays, Event::Ends(pod));
+        self.push(begins, BurstEvent::Begins(pod, 0));
+        self.push(now + delay + stays, BurstEvent::Ends(pod));
         true
     }
 
     /// A pod runs where it is placed.
-    fn start(&mut self, pod: usize, (uid, node): (PodUid, usize), placement: &Placement, now: Ms) {
+    fn start(&mut self, pod: usize, uid: PodUid, node: usize, placement: &Placement, now: Ms) {
         let demands = placement.devices.iter().map(|placed| placed.demand);
         let share = demands.clone().map(|demand| demand.share.millionths()).sum();
         let runs_on = placement.runs_on();
@@ -373,7 +378,8 @@ impl Fleet {
             }
             self.report(node, now);
             let recalled = self.ledger.recalled(Some(&name));
-            let next = recalled.iter().find(|it| !self.ledger.waits_for_memory_at_home(&it.uid));
+            let next =
+                recalled.iter().find(|guest| !self.ledger.waits_for_memory_at_home(&guest.uid));
             if let Some(guest) = next {
                 self.figures.recalls += u64::from(self.is_measured(now));
                 self.go_home(&guest.uid, now);
@@ -439,7 +445,7 @@ impl Fleet {
             live.broken = Some(running.burst);
             live.starts += 1;
             let start = live.starts;
-            self.push(now + RESTART + AGAIN, Event::Begins(pod, start));
+            self.push(now + RESTART + AGAIN, BurstEvent::Begins(pod, start));
         }
     }
 
@@ -451,7 +457,7 @@ impl Fleet {
         }
         let broken = live.broken.take();
         let request = live.on.first().map_or(0, |(_, request)| *request);
-        let burst = broken.unwrap_or_else(|| live.habits.burst(comer.kind, (request, live.limit)));
+        let burst = broken.unwrap_or_else(|| live.habits.burst(comer.kind, request, live.limit));
         let is_counted = comer.kind.has_bursts() && is_measured && broken.is_none();
         if is_counted {
             self.figures.bursts += 1;
@@ -461,11 +467,12 @@ impl Fleet {
             self.figures.refused += u64::from(is_counted);
             let gap = live.habits.gap(comer.kind, now);
             let start = live.starts;
-            return self.push(now + gap, Event::Begins(pod, start));
+            return self.push(now + gap, BurstEvent::Begins(pod, start));
         }
         live.memory = burst.memory;
         live.bursts += 1;
-        live.running = Some(Running { burst, began: now, left: burst.work.saturating_mul(1_000) });
+        live.running =
+            Some(RunningBurst { burst, began: now, left: burst.work.saturating_mul(1_000) });
         let node = live.node;
         for gpu in self.devices_of(pod) {
             self.advance(gpu, now);
@@ -497,7 +504,7 @@ impl Fleet {
         self.leave(pod, now);
         let is_measured = self.is_measured(now);
         let live = self.live.get_mut(&pod).expect("just seen");
-        let Some(Running { burst, began, .. }) = live.running.take() else { return };
+        let Some(RunningBurst { burst, began, .. }) = live.running.take() else { return };
         if kind.has_bursts() && is_measured {
             self.figures.completed += 1;
             self.figures.slowdown += (now - began) as f64 / burst.work as f64;
@@ -508,12 +515,12 @@ impl Fleet {
         let (node, number, start) = (live.node, live.bursts, live.starts);
         let gap = live.habits.gap(kind, now);
         if burst.keeps {
-            self.push(now + KEPT, Event::Frees(pod, number));
+            self.push(now + KEPT, BurstEvent::Frees(pod, number));
         } else {
             live.memory = 0;
             self.report(node, now);
         }
-        self.push(now + gap, Event::Begins(pod, start));
+        self.push(now + gap, BurstEvent::Begins(pod, start));
     }
 
     fn frees(&mut self, pod: usize, burst: u32, now: Ms) {
@@ -545,7 +552,7 @@ impl Fleet {
     }
 
     /// What the pod got of a burst that goes on, and its time.
-    fn account(&mut self, kind: Kind, live: &Live, now: Ms) {
+    fn account(&mut self, kind: BurstKind, live: &Live, now: Ms) {
         if !kind.has_bursts() || !self.is_measured(now) {
             return;
         }
@@ -596,7 +603,10 @@ impl Fleet {
             live.speeds += 1;
             let left = live.running.as_ref().map(|running| running.left);
             if let Some(left) = left.filter(|left| *left < u64::MAX) {
-                due.push((now + (left * turns).div_ceil(1_000), Event::Done(*pod, live.speeds)));
+                due.push((
+                    now + (left * turns).div_ceil(1_000),
+                    BurstEvent::Done(*pod, live.speeds),
+                ));
             }
         }
         due.into_iter().for_each(|(at, event)| self.push(at, event));
@@ -607,14 +617,14 @@ impl Fleet {
         for seen in &mut report.uses {
             let gpu = self.gpus[&seen.id];
             let device = &self.devices[gpu];
-            let outside = seen.processes.iter().flatten().filter(|it| it.pod.is_none()).cloned();
-            let process = |pod: &usize| {
+            let outside =
+                seen.processes.iter().flatten().filter(|process| process.pod.is_none()).cloned();
+            let own = device.tenants.iter().filter_map(|pod| {
                 let live = self.live.get(pod)?;
                 let memory = live.uses(gpu).filter(|parts| *parts > 0)?;
                 let memory = MemMib::new(memory * device.mib / device.parts.max(1));
                 Some(ProcessUse { pod: Some(live.uid.clone()), memory: Some(memory) })
-            };
-            let own = device.tenants.iter().filter_map(process);
+            });
             let processes: Vec<ProcessUse> = outside.chain(own).collect();
             let used = processes.iter().filter_map(|process| process.memory).map(MemMib::mib).sum();
             (seen.used, seen.processes) = (Some(MemMib::new(used)), Some(processes));
@@ -634,7 +644,7 @@ impl Fleet {
         self.allocated_since = now;
     }
 
-    fn close(mut self, end: Ms) -> Figures {
+    fn close(mut self, end: Ms) -> BurstFigures {
         self.account_allocated(end);
         for gpu in 0..self.busy.len() {
             self.advance(gpu, end);
@@ -642,11 +652,11 @@ impl Fleet {
         for (pod, live) in std::mem::take(&mut self.live) {
             self.account(self.comers[pod].kind, &live, end);
         }
-        let late = |pod: &&usize| {
+        let late = self.waiting.iter().filter(|pod| {
             let comer = &self.comers[**pod];
-            comer.kind == Kind::Whole && self.is_measured(comer.comes)
-        };
-        self.figures.whole_waited += self.waiting.iter().filter(late).count() as u64;
+            comer.kind == BurstKind::Whole && self.is_measured(comer.comes)
+        });
+        self.figures.whole_waited += late.count() as u64;
         self.figures
     }
 }

@@ -18,7 +18,7 @@ use sim::run::cluster::query_of;
 use sim::trace::dimensions::MoreOfNode;
 use sim::trace::exponential::{MEAN_TICKS, exponential};
 use sim::trace::read::TraceNode;
-use sim::trace::schedule::{Arrival, TimedWorkload};
+use sim::trace::schedule::TimedWorkload;
 use wire::units::{HostAmount, MemMib, Share};
 
 use crate::bursts::columns::TraceBursts;
@@ -38,7 +38,7 @@ const NIGHT: f64 = 6.0;
 
 /// What a pod is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum BurstKind {
     /// Bursts with gaps; its container may be restarted.
     Notebook,
     /// Short requests, fewer at night.
@@ -51,7 +51,7 @@ pub(crate) enum Kind {
     Traced(TraceBursts),
 }
 
-impl Kind {
+impl BurstKind {
     /// Whether it uses more than it requests now and then.
     pub(crate) fn has_bursts(self) -> bool {
         match self {
@@ -64,7 +64,7 @@ impl Kind {
 /// One kind: its part of what is allocated, the median life in hours with the sigma of its logarithm, and
 /// requests with limits in millionths, equally often.
 struct About {
-    kind: Kind,
+    kind: BurstKind,
     part: f64,
     life: (f64, f64),
     sizes: &'static [(u64, u64)],
@@ -72,25 +72,25 @@ struct About {
 
 const KINDS: [About; 4] = [
     About {
-        kind: Kind::Notebook,
+        kind: BurstKind::Notebook,
         part: 0.55,
         life: (6.0, 1.0),
         sizes: &[(125_000, 500_000), (250_000, 800_000), (500_000, WHOLE)],
     },
     About {
-        kind: Kind::Inference,
+        kind: BurstKind::Inference,
         part: 0.15,
         life: (24.0, 0.8),
         sizes: &[(250_000, 500_000), (500_000, WHOLE)],
     },
-    About { kind: Kind::Training, part: 0.10, life: (4.0, 1.0), sizes: &[(500_000, WHOLE)] },
-    About { kind: Kind::Whole, part: 0.20, life: (1.5, 0.8), sizes: &[(WHOLE, WHOLE)] },
+    About { kind: BurstKind::Training, part: 0.10, life: (4.0, 1.0), sizes: &[(500_000, WHOLE)] },
+    About { kind: BurstKind::Whole, part: 0.20, life: (1.5, 0.8), sizes: &[(WHOLE, WHOLE)] },
 ];
 
 /// A pod before it is placed.
 #[derive(Clone, Debug)]
 pub(crate) struct Comer {
-    pub(crate) kind: Kind,
+    pub(crate) kind: BurstKind,
     pub(crate) comes: Ms,
     pub(crate) stays: Ms,
     pub(crate) query: PlacementRequest,
@@ -98,7 +98,7 @@ pub(crate) struct Comer {
 
 /// A fleet, and the pods that come to it.
 #[derive(Clone, Debug)]
-pub struct World {
+pub struct BurstWorld {
     pub(crate) nodes: Vec<TraceNode>,
     /// In the order in which they come.
     pub(crate) comers: Vec<Comer>,
@@ -114,21 +114,20 @@ const NODES: usize = 8;
 const GPUS_EACH: u32 = 8;
 const GPU_MIB: u64 = 81_920;
 
-impl World {
+impl BurstWorld {
     /// Pods that request `load` of 64 GPUs on average, measured for `days` days after `warm_up` days.
-    pub fn drawn(seed: u64, load: f64, (warm_up, days): (u64, u64)) -> Self {
-        let node = |number: usize| {
-            let gpu_memory = vec![MemMib::new(GPU_MIB)];
-            TraceNode {
-                name: format!("node-{number}"),
-                cpu_milli: 1 << 30,
-                memory_mib: 1 << 40,
-                gpus: GPUS_EACH,
-                model: "H100".to_owned(),
-                more: Some(Box::new(MoreOfNode { gpu_memory, ..MoreOfNode::default() })),
-            }
-        };
-        let nodes: Vec<TraceNode> = (0..NODES).map(node).collect();
+    pub fn drawn(seed: u64, load: f64, warm_up: u64, days: u64) -> Self {
+        let gpu_memory = vec![MemMib::new(GPU_MIB)];
+        let more = MoreOfNode { gpu_memory, ..MoreOfNode::default() };
+        let nodes = (0..NODES).map(|number| TraceNode {
+            name: format!("node-{number}"),
+            cpu_milli: 1 << 30,
+            memory_mib: 1 << 40,
+            gpus: GPUS_EACH,
+            model: "H100".to_owned(),
+            more: Some(Box::new(more.clone())),
+        });
+        let nodes: Vec<TraceNode> = nodes.collect();
         let gpus = NODES * usize::try_from(GPUS_EACH).unwrap_or_default();
         let days = warm_up + days;
         let comers = comers(seed, gpus, load, days);
@@ -139,37 +138,36 @@ impl World {
     /// they request.
     pub fn traced(workload: &TimedWorkload, bursts: &[Option<TraceBursts>]) -> Self {
         let TimedWorkload { nodes, pods, schedule } = workload;
-        let comer = |arrival: &Arrival| {
+        let comers = schedule.arrivals.iter().map(|arrival| {
             let (pod, bursts) = (&pods[arrival.pod], bursts[arrival.pod]);
             let mut query = query_of(pod, Strategy::Policy(Policy::Fragmentation));
             if let (Some(gpu), Some(_)) = (&mut query.gpu, bursts) {
                 gpu.movable = Movable::Restart;
             }
-            let whole = if pod.gpu_milli >= 1000 { Kind::Whole } else { Kind::Training };
+            let whole = if pod.gpu_milli >= 1000 { BurstKind::Whole } else { BurstKind::Training };
             Comer {
-                kind: bursts.map_or(whole, Kind::Traced),
+                kind: bursts.map_or(whole, BurstKind::Traced),
                 comes: arrival.at,
                 stays: arrival.stays.unwrap_or(Ms::MAX / 2).max(1),
                 query,
             }
-        };
-        let comers = schedule.arrivals.iter().map(comer).collect();
+        });
         let (begins, ends) = (schedule.window.start, schedule.window.end);
-        Self { nodes: nodes.clone(), comers, parts: None, begins, ends }
+        Self { nodes: nodes.clone(), comers: comers.collect(), parts: None, begins, ends }
     }
 }
 
 /// What a pod of this kind and size requests, with its limit, in millionths of a GPU.
-fn query(kind: Kind, (request, limit): (u64, u64)) -> PlacementRequest {
+fn query(kind: BurstKind, request: u64, limit: u64) -> PlacementRequest {
     let amount = match kind {
-        Kind::Whole => Amount::Whole,
+        BurstKind::Whole => Amount::Whole,
         _ => Amount::Fraction(Share::from_millionths(request)),
     };
     let mut gpu = GpuRequest::several(amount, NonZeroU32::MIN);
-    if kind != Kind::Whole {
+    if kind != BurstKind::Whole {
         gpu.limit = Some(Limit::Fraction(Share::from_millionths(limit)));
     }
-    if kind == Kind::Notebook {
+    if kind == BurstKind::Notebook {
         gpu.movable = Movable::Restart;
     }
     PlacementRequest {
@@ -198,7 +196,8 @@ fn comers(seed: u64, gpus: usize, load: f64, days: u64) -> Vec<Comer> {
             }
             let stays = whole(lognormal(&mut chance, median * HOUR as f64, sigma)).max(SECOND);
             let size = usize::try_from(chance.next_u32()).unwrap_or_default() % about.sizes.len();
-            let query = query(about.kind, about.sizes[size]);
+            let (request, limit) = about.sizes[size];
+            let query = query(about.kind, request, limit);
             all.push(Comer { kind: about.kind, comes, stays, query });
         }
     }
@@ -227,14 +226,14 @@ impl Habits {
     }
 
     /// Time until its next burst.
-    pub(crate) fn gap(&mut self, kind: Kind, now: Ms) -> Ms {
+    pub(crate) fn gap(&mut self, kind: BurstKind, now: Ms) -> Ms {
         let is_night = !(8 * HOUR..20 * HOUR).contains(&(now % DAY));
         let times = if is_night { NIGHT } else { 1.0 };
         match kind {
-            Kind::Notebook => whole(times * lognormal(&mut self.chance, 300_000.0, 1.3)),
-            Kind::Inference => whole(times * lognormal(&mut self.chance, 20_000.0, 0.8)),
-            Kind::Training | Kind::Whole => 0,
-            Kind::Traced(bursts) => self.about(bursts.gap_seconds),
+            BurstKind::Notebook => whole(times * lognormal(&mut self.chance, 300_000.0, 1.3)),
+            BurstKind::Inference => whole(times * lognormal(&mut self.chance, 20_000.0, 0.8)),
+            BurstKind::Training | BurstKind::Whole => 0,
+            BurstKind::Traced(bursts) => self.about(bursts.gap_seconds),
         }
     }
 
@@ -244,28 +243,33 @@ impl Habits {
         whole(mean * exponential(&mut self.chance) as f64 / MEAN_TICKS as f64)
     }
 
+    /// A random part of an amount.
+    fn part_of(&mut self, amount: u64) -> u64 {
+        amount * u64::from(self.chance.next_u32() >> 22) / 1_024
+    }
+
     /// Its next burst, of a pod with this request and limit. Those that are always busy have one that never
     /// ends.
-    pub(crate) fn burst(&mut self, kind: Kind, (request, limit): (u64, u64)) -> Burst {
-        let part =
-            |chance: &mut ChaCha8Rng, of: u64| of * u64::from(chance.next_u32() >> 22) / 1_024;
+    pub(crate) fn burst(&mut self, kind: BurstKind, request: u64, limit: u64) -> Burst {
         match kind {
-            Kind::Notebook => {
+            BurstKind::Notebook => {
                 let work = whole(lognormal(&mut self.chance, 40_000.0, 1.6)).max(1);
                 let is_large = self.chance.next_u32().is_multiple_of(5);
                 let memory = match is_large {
-                    true => request + 1 + part(&mut self.chance, limit - request - 1),
-                    false => request / 5 + part(&mut self.chance, request - request / 5),
+                    true => request + 1 + self.part_of(limit - request - 1),
+                    false => request / 5 + self.part_of(request - request / 5),
                 };
                 let keeps = self.chance.next_u32() % 5 < 3;
                 Burst { work, memory, keeps }
             }
-            Kind::Inference => {
+            BurstKind::Inference => {
                 let work = whole(lognormal(&mut self.chance, 5_000.0, 0.8)).max(1);
                 Burst { work, memory: request * 4 / 5, keeps: true }
             }
-            Kind::Training | Kind::Whole => Burst { work: Ms::MAX, memory: request, keeps: true },
-            Kind::Traced(bursts) => {
+            BurstKind::Training | BurstKind::Whole => {
+                Burst { work: Ms::MAX, memory: request, keeps: true }
+            }
+            BurstKind::Traced(bursts) => {
                 let work = self.about(bursts.seconds).max(1);
                 Burst { work, memory: limit * bursts.memory_milli / 1000, keeps: false }
             }
@@ -301,7 +305,8 @@ mod tests {
             _ => WHOLE as f64,
         };
         let all = comers(7, gpus, 0.63, days);
-        let taken: f64 = all.iter().map(|it| requested(it) / WHOLE as f64 * it.stays as f64).sum();
+        let taken: f64 =
+            all.iter().map(|comer| requested(comer) / WHOLE as f64 * comer.stays as f64).sum();
         let load = taken / (days * DAY) as f64 / gpus as f64;
         assert!((load - 0.63).abs() < 0.04, "{load}");
         assert!(all.iter().zip(comers(7, gpus, 0.63, days)).all(|(a, b)| a.comes == b.comes));
@@ -313,7 +318,7 @@ mod tests {
         let (request, limit) = (250_000, 800_000);
         let mut habits = Habits::of(1, 1);
         let bursts: Vec<Burst> =
-            (0..20_000).map(|_| habits.burst(Kind::Notebook, (request, limit))).collect();
+            (0..20_000).map(|_| habits.burst(BurstKind::Notebook, request, limit)).collect();
         let large = bursts.iter().filter(|burst| burst.memory > request).count();
         assert!((3_800..4_200).contains(&large), "{large}");
         assert!(bursts.iter().all(|burst| burst.memory <= limit && burst.memory > 0));

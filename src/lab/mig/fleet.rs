@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::mig::worlds::Stage;
+use crate::mig::mig_worlds::MigStage;
 use engine::hardware::layouts::{LayoutId, Layouts, Start};
 use engine::waste::mig::class::MigClassId;
 use engine::waste::mig::decision::MigCandidate;
@@ -19,8 +19,8 @@ pub(crate) struct Instance {
 
 /// All GPUs. Those of equal layout are kept together, since policies do not tell them apart.
 #[derive(Debug)]
-pub(crate) struct Fleet<'a> {
-    stage: &'a Stage,
+pub(crate) struct MigFleet<'a> {
+    stage: &'a MigStage,
     gpus: Vec<(MigClassId, LayoutId)>,
     equal: BTreeMap<(MigClassId, LayoutId), BTreeSet<usize>>,
     supply: MigSupply,
@@ -28,9 +28,9 @@ pub(crate) struct Fleet<'a> {
     instances: BTreeMap<usize, Instance>,
 }
 
-impl<'a> Fleet<'a> {
+impl<'a> MigFleet<'a> {
     /// The empty GPUs of a world, the first class first.
-    pub(crate) fn new(stage: &'a Stage) -> Self {
+    pub(crate) fn new(stage: &'a MigStage) -> Self {
         let mut fleet = Self {
             stage,
             gpus: Vec::new(),
@@ -49,7 +49,7 @@ impl<'a> Fleet<'a> {
         fleet
     }
 
-    pub(crate) fn stage(&self) -> &'a Stage {
+    pub(crate) fn stage(&self) -> &'a MigStage {
         self.stage
     }
 
@@ -112,11 +112,11 @@ impl<'a> Fleet<'a> {
         Some(instance)
     }
 
-    fn drop_equal(&mut self, gpu: usize, state: (MigClassId, LayoutId)) {
-        if let Some(equal) = self.equal.get_mut(&state) {
+    fn drop_equal(&mut self, gpu: usize, class: MigClassId, layout: LayoutId) {
+        if let Some(equal) = self.equal.get_mut(&(class, layout)) {
             equal.remove(&gpu);
             if equal.is_empty() {
-                self.equal.remove(&state);
+                self.equal.remove(&(class, layout));
             }
         }
     }
@@ -124,7 +124,7 @@ impl<'a> Fleet<'a> {
     fn change(&mut self, gpu: usize, to: LayoutId) {
         let (class, from) = self.gpus[gpu];
         self.supply.change(&self.stage.classes, class, from, to);
-        self.drop_equal(gpu, (class, from));
+        self.drop_equal(gpu, class, from);
         self.equal.entry((class, to)).or_default().insert(gpu);
         self.gpus[gpu].1 = to;
     }

@@ -1,13 +1,13 @@
 //! One running instance is moved for a request that fits nowhere.
 
-use crate::mig::fleet::{Fleet, Instance};
+use crate::mig::fleet::{Instance, MigFleet};
 use crate::mig::policy::Chooser;
 use engine::hardware::layouts::{LayoutId, Start};
 use engine::waste::mig::decision::Decision;
 
 /// Where an instance goes, and then the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Move {
+struct InstanceMove {
     /// By both GPUs, in 10⁻¹² units.
     cost: i128,
     /// The request whose instance moves.
@@ -21,14 +21,14 @@ struct Move {
 /// Moves the instance for which the sum of the potentials rises least, also within its GPU. Returns where
 /// the request fits after that; `None` if no single move helps.
 pub(crate) fn one_move(
-    fleet: &mut Fleet<'_>,
+    fleet: &mut MigFleet<'_>,
     chooser: &mut Chooser<'_>,
     kind: usize,
 ) -> Option<(usize, Start)> {
     let mut decision = chooser.decision(fleet, kind);
     let best = fleet
         .instances()
-        .filter_map(|(moved, instance)| best_of(fleet, &mut decision, (moved, instance), kind))
+        .filter_map(|(moved, instance)| best_of(fleet, &mut decision, moved, instance, kind))
         .min()?;
     let instance = fleet.end(best.moved).expect("it runs");
     let (gpu, start) = best.to;
@@ -38,11 +38,12 @@ pub(crate) fn one_move(
 
 /// The best way to put the request in place of an instance, and that elsewhere.
 fn best_of(
-    fleet: &Fleet<'_>,
+    fleet: &MigFleet<'_>,
     decision: &mut Decision<'_>,
-    (moved, instance): (usize, Instance),
+    moved: usize,
+    instance: Instance,
     kind: usize,
-) -> Option<Move> {
+) -> Option<InstanceMove> {
     let (class, layout) = fleet.gpu(instance.gpu);
     let kinds = &fleet.stage().kinds;
     let profile = kinds[kind].on(class)?;
@@ -53,9 +54,9 @@ fn best_of(
         return None;
     }
     let now = decision.potential(class, layout);
-    let mut best: Option<Move> = None;
+    let mut best: Option<InstanceMove> = None;
     let mut offer = |cost, to, start| {
-        let own = Move { cost, moved, to, start };
+        let own = InstanceMove { cost, moved, to, start };
         best = Some(best.map_or(own, |best| best.min(own)));
     };
     // within its GPU

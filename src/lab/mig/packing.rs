@@ -15,7 +15,7 @@ const NOTHING: f64 = 1e-6;
 
 /// What GPUs of some classes can hold of some types of requests.
 #[derive(Clone, Debug)]
-pub(crate) struct Packing {
+pub(crate) struct MigPacking {
     kinds: Vec<MigType>,
     /// Units of each type.
     units: Vec<f64>,
@@ -29,20 +29,16 @@ struct Patterns {
     patterns: Vec<Vec<u32>>,
 }
 
-impl Packing {
+impl MigPacking {
     /// Of these numbers of GPUs per class.
     pub(crate) fn of(classes: &[MigClass], gpus: &[usize], kinds: &[MigType]) -> Self {
-        let units = |kind: &MigType| f64::from(kind.units(classes).unwrap_or(0));
+        let units = kinds.iter().map(|kind| f64::from(kind.units(classes).unwrap_or(0)));
         let patterns = classes.iter().zip(gpus).map(|(class, gpus)| Patterns {
             gpus: *gpus as f64,
             profiles: class.layouts().profiles().count(),
             patterns: fill_patterns(class.layouts()),
         });
-        Self {
-            units: kinds.iter().map(units).collect(),
-            kinds: kinds.to_vec(),
-            classes: patterns.collect(),
-        }
+        Self { units: units.collect(), kinds: kinds.to_vec(), classes: patterns.collect() }
     }
 
     /// Units of each type, of memory.
@@ -142,24 +138,28 @@ fn fill_patterns(layouts: &Layouts) -> Vec<Vec<u32>> {
             found.insert(pattern);
         }
     }
-    let is_part = |pattern: &Vec<u32>| {
-        let has_all = |other: &&Vec<u32>| pattern.iter().zip(*other).all(|(own, all)| own <= all);
-        found.iter().filter(has_all).count() > 1
-    };
-    found.iter().filter(|pattern| !is_part(pattern)).cloned().collect()
+    // Each is part of itself.
+    let whole =
+        found.iter().filter(|own| found.iter().filter(|other| is_part(own, other)).count() == 1);
+    whole.cloned().collect()
+}
+
+/// Whether a pattern has no more of anything than another one.
+fn is_part(pattern: &[u32], other: &[u32]) -> bool {
+    pattern.iter().zip(other).all(|(own, all)| own <= all)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mig::worlds::MIXES;
+    use crate::mig::mig_worlds::MIXES;
     use engine::hardware::mig::GEOMETRIES;
 
-    fn packing(gpus: usize) -> Packing {
+    fn packing(gpus: usize) -> MigPacking {
         let classes = [MigClass::new(&GEOMETRIES[2]).unwrap()];
         let kinds = classes[0].layouts().profiles().map(|profile| MigType::new([Some(profile)]));
         let kinds: Vec<MigType> = kinds.collect();
-        Packing::of(&classes, &[gpus], &kinds)
+        MigPacking::of(&classes, &[gpus], &kinds)
     }
 
     #[test]

@@ -2,12 +2,13 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::ops::Range;
 
-use crate::mig::fleet::{Fleet, Instance};
+use crate::mig::fleet::{Instance, MigFleet};
+use crate::mig::mig_worlds::MigStage;
 use crate::mig::moves::one_move;
 use crate::mig::policy::{Chooser, MigPolicy};
 use crate::mig::requests::Request;
-use crate::mig::worlds::Stage;
 
 /// What became of the requests that count.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -38,20 +39,21 @@ pub(crate) struct Filled {
     pub(crate) first_loss: f64,
 }
 
-/// Lets requests come and end. Those that come in `measured`, from and until, count.
+/// Lets requests come and end. Those that come in `measured` count.
 pub(crate) fn churn(
-    stage: &Stage,
+    stage: &MigStage,
     requests: &[Request],
-    measured: (f64, f64),
+    measured: &Range<f64>,
     policy: MigPolicy,
 ) -> Blocked {
-    let mut fleet = Fleet::new(stage);
+    let mut fleet = MigFleet::new(stage);
     let mut chooser = Chooser::new(policy, stage);
     // times are not negative: their bits have the same order
     let mut ends: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::new();
     let mut blocked = Blocked::default();
     let units = stage.units();
-    for (number, request) in requests.iter().enumerate().take_while(|(_, it)| it.at < measured.1) {
+    let coming = requests.iter().take_while(|request| request.at < measured.end);
+    for (number, request) in coming.enumerate() {
         while let Some(Reverse((time, ended))) = ends.peek().copied()
             && f64::from_bits(time) <= request.at
         {
@@ -59,7 +61,7 @@ pub(crate) fn churn(
             fleet.end(ended);
         }
         chooser.observe(number, request.kind);
-        let counts = request.at >= measured.0;
+        let counts = request.at >= measured.start;
         let mut place = chooser.choose(&fleet, request.kind);
         if place.is_none() && policy == MigPolicy::OursWithMove {
             place = one_move(&mut fleet, &mut chooser, request.kind);
@@ -78,19 +80,27 @@ pub(crate) fn churn(
     blocked
 }
 
-/// Lets requests come that do not end. `full` requests are load 1.0, and have these units on average.
+/// The requests of load 1.0: what the GPUs can hold at best.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FullLoad {
+    pub(crate) requests: usize,
+    /// Units of memory that they have on average, together.
+    pub(crate) units: f64,
+}
+
+/// Lets requests come that do not end.
 pub(crate) fn fill(
-    stage: &Stage,
+    stage: &MigStage,
     requests: &[Request],
-    (full, full_units): (usize, f64),
+    full: FullLoad,
     policy: MigPolicy,
 ) -> Filled {
-    let mut fleet = Fleet::new(stage);
+    let mut fleet = MigFleet::new(stage);
     let mut chooser = Chooser::new(policy, stage);
     let units = stage.units();
     let (mut came, mut allocated, mut first) = (0.0, 0.0, None);
     for (number, request) in requests.iter().enumerate() {
-        if number >= full && first.is_some() {
+        if number >= full.requests && first.is_some() {
             break;
         }
         came += units[request.kind];
@@ -98,10 +108,10 @@ pub(crate) fn fill(
         match chooser.choose(&fleet, request.kind) {
             Some((gpu, start)) => {
                 fleet.put(number, Instance { gpu, start, kind: request.kind });
-                allocated += if number < full { units[request.kind] } else { 0.0 };
+                allocated += if number < full.requests { units[request.kind] } else { 0.0 };
             }
             None => first = first.or(Some(came)),
         }
     }
-    Filled { units: allocated, first_loss: 100.0 * first.unwrap_or(came) / full_units }
+    Filled { units: allocated, first_loss: 100.0 * first.unwrap_or(came) / full.units }
 }

@@ -1,7 +1,7 @@
 //! The policies that are compared: ours, and published ones as they can be read.
 
-use crate::mig::fleet::Fleet;
-use crate::mig::worlds::Stage;
+use crate::mig::fleet::MigFleet;
+use crate::mig::mig_worlds::MigStage;
 use engine::hardware::layouts::{LayoutId, Layouts, ProfileIndex, Start};
 use engine::waste::mig::class::{MigClass, MigClassId};
 use engine::waste::mig::decision::{Decision, MigCandidate, Scratch};
@@ -50,33 +50,34 @@ impl MigPolicy {
 type Cost = (i64, Start);
 
 /// By class, layout and profile: the best start.
-type Table = Vec<Vec<Vec<Option<Cost>>>>;
+type StartTable = Vec<Vec<Vec<Option<Cost>>>>;
 
 /// A policy at work: it learns the mix as requests come.
 #[derive(Debug)]
 pub(crate) struct Chooser<'a> {
     policy: MigPolicy,
-    stage: &'a Stage,
+    stage: &'a MigStage,
     window: MigWindow<usize>,
     mix: MigMix,
     scratch: Scratch,
     /// Of the policies that compare by a table.
-    table: Table,
+    table: StartTable,
 }
 
 impl<'a> Chooser<'a> {
-    pub(crate) fn new(policy: MigPolicy, stage: &'a Stage) -> Self {
+    pub(crate) fn new(policy: MigPolicy, stage: &'a MigStage) -> Self {
         let window = MigWindow::default();
         let mix = MigMix::learned(&stage.classes, &stage.types, &stage.ids, &window);
         let scratch = Scratch::default();
-        let mut chooser = Self { policy, stage, window, mix, scratch, table: Table::new() };
+        let mut chooser = Self { policy, stage, window, mix, scratch, table: StartTable::new() };
         chooser.table = match policy {
-            MigPolicy::Ours | MigPolicy::OursWithMove => Table::new(),
+            MigPolicy::Ours | MigPolicy::OursWithMove => StartTable::new(),
             MigPolicy::Fgd => chooser.fgd(),
             MigPolicy::Hami => table(stage, |layouts, from, to| {
                 let free = i64::from(layouts.free_units(from));
                 let runs = i64::from(longest_run(layouts, to));
-                let placements: u32 = layouts.profiles().map(|it| layouts.fits(to, it)).sum();
+                let placements: u32 =
+                    layouts.profiles().map(|profile| layouts.fits(to, profile)).sum();
                 free * 1_000_000 - runs * 1_000 - i64::from(placements)
             }),
             MigPolicy::Mfi => {
@@ -94,7 +95,7 @@ impl<'a> Chooser<'a> {
         if !learns.contains(&self.policy) || !self.window.observe(&request, self.stage.ids[kind]) {
             return;
         }
-        let Stage { classes, types, ids, .. } = self.stage;
+        let MigStage { classes, types, ids, .. } = self.stage;
         self.mix = MigMix::learned(classes, types, ids, &self.window);
         if self.policy == MigPolicy::Fgd {
             self.table = self.fgd();
@@ -102,7 +103,7 @@ impl<'a> Chooser<'a> {
     }
 
     /// The potentials of now.
-    pub(crate) fn decision<'b>(&'b mut self, fleet: &Fleet<'b>, kind: usize) -> Decision<'b>
+    pub(crate) fn decision<'b>(&'b mut self, fleet: &MigFleet<'b>, kind: usize) -> Decision<'b>
     where
         'a: 'b,
     {
@@ -112,37 +113,38 @@ impl<'a> Chooser<'a> {
     }
 
     /// GPU and start for a request; `None` if it fits nowhere.
-    pub(crate) fn choose(&mut self, fleet: &Fleet<'_>, kind: usize) -> Option<(usize, Start)> {
+    pub(crate) fn choose(&mut self, fleet: &MigFleet<'_>, kind: usize) -> Option<(usize, Start)> {
         if matches!(self.policy, MigPolicy::Ours | MigPolicy::OursWithMove) {
             let chosen = self.decision(fleet, kind).choose(fleet.candidates())?;
             return Some((chosen.device, chosen.start));
         }
-        let cost = |MigCandidate { device, class, layout }: MigCandidate<usize>| {
+        let costs = fleet.candidates().filter_map(|MigCandidate { device, class, layout }| {
             let profile = self.stage.kinds[kind].on(class)?;
             let (cost, start) = self.table[class.0][layout.position()][profile.position()]?;
             Some((cost, device, start))
-        };
-        let (_, gpu, start) = fleet.candidates().filter_map(cost).min()?;
+        });
+        let (_, gpu, start) = costs.min()?;
         Some((gpu, start))
     }
 
-    fn fgd(&self) -> Table {
+    fn fgd(&self) -> StartTable {
         let weights: Vec<f64> = self.mix.weights().map(|(_, weight)| weight).collect();
         let kinds: Vec<_> = self.mix.weights().map(|(id, _)| self.stage.types.kind(id)).collect();
-        let of_class = |class: usize| {
+        let tables = (0..self.stage.classes.len()).map(|class| {
             let layouts = self.stage.classes[class].layouts();
-            let unusable = |layout: LayoutId| -> i64 {
+            let unusable = layouts.ids().map(|layout| {
                 let free = layouts.free_units(layout);
                 let part = kinds.iter().zip(&weights).map(|(kind, weight)| {
-                    let used = kind.on(MigClassId(class)).map(|it| usable(layouts, layout, it));
+                    let used =
+                        kind.on(MigClassId(class)).map(|profile| usable(layouts, layout, profile));
                     weight * f64::from(free - used.unwrap_or(0))
                 });
                 millionths(part.sum())
-            };
-            let by_layout: Vec<i64> = layouts.ids().map(unusable).collect();
-            class_table(layouts, |from, to| by_layout[to.position()] - by_layout[from.position()])
-        };
-        (0..self.stage.classes.len()).map(of_class).collect()
+            });
+            let unusable: Vec<i64> = unusable.collect();
+            class_table(layouts, |from, to| unusable[to.position()] - unusable[from.position()])
+        });
+        tables.collect()
     }
 }
 
@@ -154,22 +156,22 @@ fn millionths(value: f64) -> i64 {
 }
 
 /// The best start of each layout and profile by a cost of the layouts before and after.
-fn table(stage: &Stage, cost: impl Fn(&Layouts, LayoutId, LayoutId) -> i64) -> Table {
-    let of_class =
-        |class: &MigClass| class_table(class.layouts(), |from, to| cost(class.layouts(), from, to));
-    stage.classes.iter().map(of_class).collect()
+fn table(stage: &MigStage, cost: impl Fn(&Layouts, LayoutId, LayoutId) -> i64) -> StartTable {
+    let layouts = stage.classes.iter().map(MigClass::layouts);
+    layouts.map(|layouts| class_table(layouts, |from, to| cost(layouts, from, to))).collect()
 }
 
 fn class_table(
     layouts: &Layouts,
     cost: impl Fn(LayoutId, LayoutId) -> i64,
 ) -> Vec<Vec<Option<Cost>>> {
-    let best = |from: LayoutId, profile: ProfileIndex| {
-        layouts.starts(from, profile).map(|(start, to)| (cost(from, to), start)).min()
-    };
-    let of_layout =
-        |layout| layouts.profiles().map(|profile| best(layout, profile)).collect::<Vec<_>>();
-    layouts.ids().map(of_layout).collect()
+    let by_layout = layouts.ids().map(|from| {
+        let best = layouts.profiles().map(|profile| {
+            layouts.starts(from, profile).map(|(start, to)| (cost(from, to), start)).min()
+        });
+        best.collect()
+    });
+    by_layout.collect()
 }
 
 /// The free units that instances of a profile can use.

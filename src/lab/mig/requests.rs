@@ -3,7 +3,7 @@
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-use crate::mig::worlds::World;
+use crate::mig::mig_worlds::MigWorld;
 use sim::trace::exponential::{MEAN_TICKS, exponential};
 
 /// A request before it is placed. Times are in mean lifetimes.
@@ -24,14 +24,13 @@ pub(crate) struct Arrivals<'a> {
 }
 
 /// Requests of one stretch after the other, with Poisson arrivals and exponential lifetimes of mean 1.
-pub(crate) fn requests(world: World, seed: u64, stretches: &[Arrivals<'_>]) -> Vec<Request> {
+pub(crate) fn requests(world: MigWorld, seed: u64, stretches: &[Arrivals<'_>]) -> Vec<Request> {
     let mut chance = ChaCha8Rng::seed_from_u64(seed);
     chance.set_stream(world.number());
-    let mean = |chance: &mut ChaCha8Rng| exponential(chance) as f64 / MEAN_TICKS as f64;
     let (mut requests, mut at) = (Vec::new(), 0.0);
     for stretch in stretches {
         loop {
-            let next = at + mean(&mut chance) / stretch.rate;
+            let next = at + drawn_time(&mut chance) / stretch.rate;
             if next >= stretch.until {
                 // arrivals without memory: what is left may be drawn again
                 at = stretch.until;
@@ -39,22 +38,28 @@ pub(crate) fn requests(world: World, seed: u64, stretches: &[Arrivals<'_>]) -> V
             }
             at = next;
             let kind = drawn(&mut chance, stretch.weights);
-            requests.push(Request { at, stays: mean(&mut chance), kind });
+            requests.push(Request { at, stays: drawn_time(&mut chance), kind });
         }
     }
     requests
 }
 
+/// An exponential time of mean 1.
+fn drawn_time(chance: &mut ChaCha8Rng) -> f64 {
+    exponential(chance) as f64 / MEAN_TICKS as f64
+}
+
+/// A position, by weight.
 pub(crate) fn drawn(chance: &mut ChaCha8Rng, weights: &[u32]) -> usize {
     let all: u64 = weights.iter().copied().map(u64::from).sum();
     let mut number = (u64::from(chance.next_u32()) * all) >> 32;
-    let is_it = |weight: &u32| {
-        let own = u64::from(*weight);
-        let is_it = number < own;
-        number = number.saturating_sub(own);
-        is_it
-    };
-    weights.iter().position(is_it).expect("what is drawn is below the sum")
+    let position = weights.iter().position(|weight| {
+        let weight = u64::from(*weight);
+        let is_drawn = number < weight;
+        number = number.saturating_sub(weight);
+        is_drawn
+    });
+    position.expect("what is drawn is below the sum")
 }
 
 #[cfg(test)]
@@ -67,7 +72,7 @@ mod tests {
             Arrivals { weights: &[1, 3], rate: 1_000.0, until: 10.0 },
             Arrivals { weights: &[1, 0], rate: 500.0, until: 20.0 },
         ];
-        let all = requests(World::Models, 7, &stretches);
+        let all = requests(MigWorld::Models, 7, &stretches);
         assert!(all.windows(2).all(|two| two[0].at <= two[1].at));
         let (first, second): (Vec<&Request>, Vec<&Request>) =
             all.iter().partition(|request| request.at < 10.0);
@@ -77,8 +82,8 @@ mod tests {
         assert!(second.iter().all(|request| request.kind == 0));
         let mean = all.iter().map(|request| request.stays).sum::<f64>() / all.len() as f64;
         assert!((mean - 1.0).abs() < 0.04, "{mean}");
-        assert_eq!(all, requests(World::Models, 7, &stretches));
-        assert_ne!(all, requests(World::Models, 8, &stretches));
-        assert_ne!(all, requests(World::Mix(0), 7, &stretches), "each world has its own");
+        assert_eq!(all, requests(MigWorld::Models, 7, &stretches));
+        assert_ne!(all, requests(MigWorld::Models, 8, &stretches));
+        assert_ne!(all, requests(MigWorld::Mix(0), 7, &stretches), "each world has its own");
     }
 }

@@ -2,21 +2,22 @@
 
 use std::convert::Infallible;
 use std::num::NonZeroUsize;
+use std::ops::Range;
 
 use cli::simulate::jobs::on_all_cores;
 
 use crate::mig::bound::{filled, freely_repacked, least_blocked};
-use crate::mig::packing::Packing;
-use crate::mig::play::{churn, fill};
+use crate::mig::mig_worlds::{MigStage, MigWorld};
+use crate::mig::packing::MigPacking;
+use crate::mig::play::{FullLoad, churn, fill};
 use crate::mig::policy::MigPolicy;
 use crate::mig::requests::{Arrivals, Request, requests};
-use crate::mig::worlds::{Stage, World};
 
-/// Mean lifetimes from the first arrival until requests count, and until the end.
-const MEASURED: (f64, f64) = (4.0, 25.0);
+/// When requests count, in mean lifetimes from the first arrival; its end is that of the run.
+const MEASURED: Range<f64> = 4.0..25.0;
 
 /// The same where the mix changes: what comes after that counts, for 15 mean lifetimes.
-const CHANGED: (f64, f64) = (15.0, 30.0);
+const CHANGED: Range<f64> = 15.0..30.0;
 
 /// Arrivals without an end go on up to about this load, so that each policy refuses one.
 const MOST_FILLED: f64 = 1.5;
@@ -25,7 +26,7 @@ const MOST_FILLED: f64 = 1.5;
 #[derive(Clone, Debug)]
 pub struct Comparing {
     /// What comes.
-    pub worlds: Vec<World>,
+    pub worlds: Vec<MigWorld>,
     /// GPUs of each fleet.
     pub gpus: NonZeroUsize,
     /// Requests that come and end, at this load; `None` for requests that come only.
@@ -51,7 +52,7 @@ pub enum Bounds {
 
 /// The figures of one world and seed.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Run {
+pub(crate) struct MigRun {
     /// By policy: blocked demand in percent, or allocated units in percent of all.
     pub(crate) figures: Vec<f64>,
     /// By policy: the load of the first loss in percent; without an end only.
@@ -63,75 +64,89 @@ pub(crate) struct Run {
 }
 
 /// Plays all worlds and seeds; the result is by world and seed.
-pub(crate) fn runs(comparing: &Comparing) -> Vec<Vec<Run>> {
-    let stages: Vec<Stage> =
-        comparing.worlds.iter().map(|world| Stage::new(*world, comparing.gpus.get())).collect();
+pub(crate) fn runs(comparing: &Comparing) -> Vec<Vec<MigRun>> {
+    let stages: Vec<MigStage> =
+        comparing.worlds.iter().map(|world| MigStage::new(*world, comparing.gpus.get())).collect();
     let seeds = &comparing.seeds;
-    let tasks: Vec<(&Stage, u64)> =
+    let tasks: Vec<(&MigStage, u64)> =
         stages.iter().flat_map(|stage| seeds.iter().map(move |seed| (stage, *seed))).collect();
     let Ok(runs) = on_all_cores(&tasks, comparing.jobs, |(stage, seed)| -> Result<_, Infallible> {
         Ok(play(comparing, stage, *seed))
     });
-    runs.chunks(seeds.len()).map(<[Run]>::to_vec).collect()
+    runs.chunks(seeds.len()).map(<[MigRun]>::to_vec).collect()
 }
 
-fn play(comparing: &Comparing, stage: &Stage, seed: u64) -> Run {
-    let packing = Packing::of(&stage.classes, &stage.gpus, &stage.kinds);
+fn play(comparing: &Comparing, stage: &MigStage, seed: u64) -> MigRun {
+    let packing = MigPacking::of(&stage.classes, &stage.gpus, &stage.kinds);
     let [first, second] = [0, 1].map(|half| {
         let weights = &stage.weights[half];
         let all: u32 = weights.iter().sum();
         let parts: Vec<f64> =
             weights.iter().map(|weight| f64::from(*weight) / f64::from(all)).collect();
         let units: f64 = packing.units().iter().zip(&parts).map(|(units, part)| units * part).sum();
-        (weights.as_slice(), packing.most_requests(&parts), units)
+        Half { weights: weights.as_slice(), full: packing.most_requests(&parts), units }
     });
     let Some(load) = comparing.load else {
-        let (weights, rate, units) = first;
         // one mean lifetime has load 1.0 on average
-        let coming = requests(stage.world, seed, &[Arrivals { weights, rate, until: MOST_FILLED }]);
-        return filling(comparing, (stage, &packing), &coming, (rounded(rate), rate * units));
+        let coming = requests(stage.world, seed, &[first.arrivals(1.0, MOST_FILLED)]);
+        let full = FullLoad { requests: rounded(first.full), units: first.full * first.units };
+        return filling(comparing, stage, &packing, &coming, full);
     };
-    let is_change = matches!(stage.world, World::Change(..));
+    let is_change = matches!(stage.world, MigWorld::Change(..));
     let measured = if is_change { CHANGED } else { MEASURED };
-    let stretch =
-        |(weights, full, _): (_, f64, f64), until| Arrivals { weights, rate: load * full, until };
-    let coming = match is_change {
-        true => {
-            requests(stage.world, seed, &[stretch(first, measured.0), stretch(second, measured.1)])
-        }
-        false => requests(stage.world, seed, &[stretch(first, measured.1)]),
+    let stretches = match is_change {
+        true => vec![first.arrivals(load, measured.start), second.arrivals(load, measured.end)],
+        false => vec![first.arrivals(load, measured.end)],
     };
-    churning(comparing, (stage, &packing), &coming, measured)
+    let coming = requests(stage.world, seed, &stretches);
+    churning(comparing, stage, &packing, &coming, &measured)
+}
+
+/// What comes in one half of a world.
+struct Half<'a> {
+    weights: &'a [u32],
+    /// Requests of load 1.0.
+    full: f64,
+    /// Units of a request on average.
+    units: f64,
+}
+
+impl<'a> Half<'a> {
+    fn arrivals(&self, load: f64, until: f64) -> Arrivals<'a> {
+        Arrivals { weights: self.weights, rate: load * self.full, until }
+    }
 }
 
 fn filling(
     comparing: &Comparing,
-    (stage, packing): (&Stage, &Packing),
+    stage: &MigStage,
+    packing: &MigPacking,
     coming: &[Request],
-    full: (usize, f64),
-) -> Run {
+    full: FullLoad,
+) -> MigRun {
     let all: f64 = stage.classes.iter().zip(&stage.gpus).fold(0.0, |all, (class, gpus)| {
         all + f64::from(class.layouts().geometry().axis) * *gpus as f64
     });
-    let mut run = Run::default();
+    let mut run = MigRun::default();
     for policy in &comparing.policies {
         let filled = fill(stage, coming, full, *policy);
         run.figures.push(100.0 * filled.units / all);
         run.first_losses.push(filled.first_loss);
     }
     if comparing.bounds == Bounds::All {
-        run.bounds.push(("bound", 100.0 * filled(packing, coming, full.0) / all));
+        run.bounds.push(("bound", 100.0 * filled(packing, coming, full.requests) / all));
     }
     run
 }
 
 fn churning(
     comparing: &Comparing,
-    (stage, packing): (&Stage, &Packing),
+    stage: &MigStage,
+    packing: &MigPacking,
     coming: &[Request],
-    measured: (f64, f64),
-) -> Run {
-    let mut run = Run::default();
+    measured: &Range<f64>,
+) -> MigRun {
+    let mut run = MigRun::default();
     for policy in &comparing.policies {
         let blocked = churn(stage, coming, measured, *policy);
         run.figures.push(blocked.percent());

@@ -11,7 +11,7 @@ use engine::scoring::context::{ScoringContext, Taken, TakenList};
 use engine::scoring::strategy::PlacementCost;
 use engine::waste::compiled_mix::CompiledMix;
 use sim::run::baseline::{MAX_CPU, MAX_GPU, free_gpu, whole};
-use wire::units::{Demand, Share};
+use wire::units::Share;
 
 /// A placement rule of the literature.
 #[derive(Clone, Copy, Debug)]
@@ -44,12 +44,11 @@ impl PlacementCost for Baseline {
     }
 
     fn choose(&self, context: &ScoringContext<'_>, _mix: &CompiledMix) -> (i64, TakenList) {
-        let by_chance = |chance: u64, at: usize| {
-            mixed(chance ^ mixed(u64::try_from(at).expect("positions are small")))
-        };
         match self {
             Self::Random { chance } => {
-                let taken = context.first_by(|(at, _)| by_chance(*chance, *at));
+                let taken = context.first_by(|(at, _)| {
+                    mixed(chance ^ mixed(u64::try_from(*at).expect("positions are small")))
+                });
                 (random_score(context, *chance), taken)
             }
             Self::DotProd => (dot_product_score(context), context.fullest()),
@@ -80,12 +79,12 @@ fn random_score(context: &ScoringContext<'_>, chance: u64) -> i64 {
 fn dot_product_score(context: &ScoringContext<'_>) -> i64 {
     let requested: i64 =
         context.fits.iter().take(context.compiled.count()).map(|(_, d)| whole(d.share)).sum();
-    let square = |max: i64| i128::from(max) * i128::from(max);
     let cpu =
         i128::from(context.host_free.cpu.milli()) * i128::from(context.compiled.host.cpu.milli());
     let gpu = i128::from(free_gpu(context)) * i128::from(requested);
-    let unit = square(MAX_CPU) * square(MAX_GPU);
-    let score = (100 * unit - 50 * (cpu * square(MAX_GPU) + gpu * square(MAX_CPU))) / unit;
+    let [most_cpu, most_gpu] = [MAX_CPU, MAX_GPU].map(|most| i128::from(most) * i128::from(most));
+    let unit = most_cpu * most_gpu;
+    let score = (100 * unit - 50 * (cpu * most_gpu + gpu * most_cpu)) / unit;
     i64::try_from(score).expect("a score is at most 100")
 }
 
@@ -120,15 +119,17 @@ fn packing_score(context: &ScoringContext<'_>, taken: &[Taken]) -> i64 {
     if taken.is_empty() {
         return 0;
     }
-    let is_free = |free: Demand| free.share == Share::WHOLE;
-    let free = context.rooms.iter().filter(|room| is_free(room.free)).count();
-    let count = |number: usize| i64::try_from(number).expect("a node has few devices");
-    if free == context.rooms.len() {
-        return (33 - count(free)).max(count(free));
+    let free = context.rooms.iter().filter(|room| room.free.share == Share::WHOLE).count();
+    let opened = taken.iter().map(|(at, _)| context.rooms[*at].free.share);
+    let opened = opened.filter(|share| *share == Share::WHOLE).count();
+    let is_empty = free == context.rooms.len();
+    let [free, opened] =
+        [free, opened].map(|count| i64::try_from(count).expect("a node has few devices"));
+    if is_empty {
+        return (33 - free).max(free);
     }
-    let opened = taken.iter().filter(|(at, _)| is_free(context.rooms[*at].free)).count();
     if opened > 0 {
-        return (50 - count(opened)).max(33);
+        return (50 - opened).max(33);
     }
     let left: i64 = taken.iter().map(|(at, _)| whole(context.rooms[*at].free.share) / 10_000).sum();
     (100 - left / 10).max(50)
@@ -155,6 +156,7 @@ mod tests {
     use engine::scoring::strategy::{CustomCost, Strategy};
     use wire::device::{Device, DeviceIndex, DeviceKind, Health};
     use wire::ids::{DeviceId, ModelName, NodeName, PodUid, PoolName};
+    use wire::units::Demand;
     use wire::units::{HostAmount, MemMib, MilliCpu, Timestamp};
 
     const HALF: Amount = Amount::Fraction(Share::from_millionths(500_000));
@@ -212,7 +214,8 @@ mod tests {
         baseline: Baseline,
         free: &[u64],
         amount: Option<Amount>,
-        (count, cpu): (u32, u64),
+        count: u32,
+        cpu: u64,
     ) -> (i64, Option<usize>) {
         let (node, classes) = node(free);
         let gpu = amount.map(|amount| GpuRequest::several(amount, NonZeroU32::new(count).unwrap()));
@@ -249,14 +252,14 @@ mod tests {
             // an empty node of two: 33 - 2
             (Baseline::GpuPacking, &[1000, 1000], &half, (1, 4_000), (31, 0)),
         ] {
-            let (score, device) = place(baseline, free, amount.clone(), (count, cpu));
+            let (score, device) = place(baseline, free, amount.clone(), count, cpu);
             assert_eq!((score, device.unwrap()), expected, "{baseline:?}: {amount:?} on {free:?}");
         }
     }
 
     #[test]
     fn the_caller_provides_randomness_and_every_device_can_be_drawn() {
-        let draw = |chance| place(Baseline::Random { chance }, &[1000; 8], Some(HALF), (1, 0));
+        let draw = |chance| place(Baseline::Random { chance }, &[1000; 8], Some(HALF), 1, 0);
         assert_eq!(draw(1), draw(1));
         let devices: BTreeSet<_> = (0..100).map(|chance| draw(chance).1).collect();
         assert_eq!(devices.len(), 8);
@@ -272,7 +275,7 @@ mod tests {
             Baseline::GpuClustering,
             Baseline::GpuPacking,
         ] {
-            assert_eq!(place(baseline, &[500], None, (1, 1000)).1, None, "{baseline:?}");
+            assert_eq!(place(baseline, &[500], None, 1, 1000).1, None, "{baseline:?}");
         }
     }
 }

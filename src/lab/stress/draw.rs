@@ -17,7 +17,7 @@ use sim::trace::workload::{ARRIVALS_MAX, WorkloadError, capacity_milli, demand_m
 
 /// A part of the pods of a trace that request GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum PodsKind {
     /// All of them.
     All,
     /// Less than a whole GPU.
@@ -30,7 +30,7 @@ pub(crate) enum Kind {
     Several,
 }
 
-impl Kind {
+impl PodsKind {
     fn has(self, pod: &TracePod) -> bool {
         let milli = pod.demand_milli();
         milli > 0
@@ -46,7 +46,7 @@ impl Kind {
 
 /// How one kind follows on the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Change {
+pub(crate) enum KindChange {
     /// At once.
     Abrupt,
     /// From the middle of one kind to the middle of the next, more and more pods are of the next.
@@ -72,7 +72,7 @@ struct Pool<'p> {
 }
 
 impl<'p> Pool<'p> {
-    fn of(pods: &'p [TracePod], kind: Kind) -> Result<Self, WorkloadError> {
+    fn of(pods: &'p [TracePod], kind: PodsKind) -> Result<Self, WorkloadError> {
         let found: Vec<&TracePod> = pods.iter().filter(|pod| kind.has(pod)).collect();
         let choices = u64::try_from(found.len()).ok().and_then(NonZeroU64::new);
         let choices = choices.ok_or(WorkloadError::NoDemand { pods: pods.len() })?;
@@ -93,8 +93,8 @@ impl<'p> Pool<'p> {
 pub(crate) fn arrivals(
     nodes: &[TraceNode],
     pods: &[TracePod],
-    kinds: &[Kind],
-    change: Change,
+    kinds: &[PodsKind],
+    change: KindChange,
     load_percent: u64,
     chance: &mut impl RngCore,
 ) -> Result<Vec<TracePod>, WorkloadError> {
@@ -135,15 +135,15 @@ fn push(drawn: &mut Vec<TracePod>, pod: &TracePod) {
 /// Which pool the next pod is of.
 fn turn(
     pools: &[Pool<'_>],
-    change: Change,
+    change: KindChange,
     arrived: u64,
     target: u64,
     chance: &mut impl RngCore,
 ) -> usize {
     let count = pools.len() as u64;
     match change {
-        Change::Abrupt => index(arrived * count / target),
-        Change::Gradual => {
+        KindChange::Abrupt => index(arrived * count / target),
+        KindChange::Gradual => {
             // Half a part of the first kind alone, and half a part of the last one.
             let at = (arrived * count * 1000 / target).clamp(500, count * 1000 - 501) - 500;
             let (now, of_next) = (index(at / 1000), at % 1000);
@@ -187,30 +187,29 @@ pub(crate) fn fleet(
 /// Those of `pods` that some node of `nodes` can run while it is empty. The others say nothing about
 /// a policy.
 pub(crate) fn possible(nodes: &[TraceNode], pods: &[TracePod]) -> Vec<TracePod> {
-    let shape = |node: &TraceNode| {
+    let shapes = nodes.iter().map(|node| {
         let mut devices: BTreeMap<DeviceClass, u32> = BTreeMap::new();
-        for it in node.devices(0).unwrap_or_default() {
-            *devices.entry(DeviceClass::of(&it.device, node.rule())).or_default() += 1;
+        for device in node.devices(0).unwrap_or_default() {
+            *devices.entry(DeviceClass::of(&device.device, node.rule())).or_default() += 1;
         }
         (node.cpu_milli, node.memory_mib, devices)
-    };
-    let shapes: BTreeSet<_> = nodes.iter().map(shape).collect();
-    let fits = |pod: &&TracePod| {
+    });
+    let shapes: BTreeSet<_> = shapes.collect();
+    let fitting = pods.iter().filter(|pod| {
         let request = pod.request();
-        let takes = |class: &DeviceClass| {
-            request.as_ref().is_some_and(|request| request.demand_on(class).is_ok())
-        };
         shapes.iter().rev().any(|(cpu_milli, memory_mib, devices)| {
-            let accepted = devices.iter().filter(|(class, _)| takes(class));
+            let accepted = devices.iter().filter(|(class, _)| {
+                request.as_ref().is_some_and(|request| request.demand_on(class).is_ok())
+            });
             *cpu_milli >= pod.cpu_milli
                 && *memory_mib >= pod.memory_mib
                 && accepted.map(|(_, devices)| devices).sum::<u32>() >= pod.num_gpu
         })
-    };
-    pods.iter().filter(fits).cloned().collect()
+    });
+    fitting.cloned().collect()
 }
 
-/// The same in a random order.
+/// Brings things into a random order.
 pub(crate) fn shuffle<T>(all: &mut [T], chance: &mut impl RngCore) {
     for last in (1..all.len()).rev() {
         let choices = NonZeroU64::new(last as u64 + 1).unwrap_or(NonZeroU64::MIN);
@@ -232,7 +231,7 @@ mod tests {
         (nodes, parse_pods("pods", pods.as_bytes()).unwrap())
     }
 
-    fn drawn(kinds: &[Kind], change: Change) -> Vec<TracePod> {
+    fn drawn(kinds: &[PodsKind], change: KindChange) -> Vec<TracePod> {
         let (nodes, pods) = trace();
         let fleet = vec![nodes[0].clone(); 50];
         arrivals(&fleet, &pods, kinds, change, 100, &mut chance_of("w", 7)).unwrap()
@@ -240,7 +239,7 @@ mod tests {
 
     #[test]
     fn kinds_follow_one_another_at_equal_parts_of_the_load() {
-        let pods = drawn(&[Kind::Several, Kind::Small], Change::Abrupt);
+        let pods = drawn(&[PodsKind::Several, PodsKind::Small], KindChange::Abrupt);
         let with_gpu: Vec<&TracePod> = pods.iter().filter(|pod| pod.num_gpu > 0).collect();
         let large = with_gpu.iter().take_while(|pod| pod.num_gpu == 4).count();
         assert_eq!(large, 50, "half of 400 GPUs");
@@ -253,7 +252,7 @@ mod tests {
 
     #[test]
     fn a_gradual_change_mixes_kinds_by_their_demand() {
-        let pods = drawn(&[Kind::Several, Kind::Shares], Change::Gradual);
+        let pods = drawn(&[PodsKind::Several, PodsKind::Shares], KindChange::Gradual);
         let (mut arrived, mut large) = (0, [0; 4]);
         for pod in &pods {
             arrived += pod.demand_milli();
@@ -271,7 +270,7 @@ mod tests {
         let (nodes, pods) = trace();
         let draw = |world: &str, seed| {
             let chance = &mut chance_of(world, seed);
-            arrivals(&nodes, &pods, &[Kind::All], Change::Abrupt, 500, chance).unwrap()
+            arrivals(&nodes, &pods, &[PodsKind::All], KindChange::Abrupt, 500, chance).unwrap()
         };
         assert_eq!(draw("w", 1), draw("w", 1));
         assert_ne!(draw("w", 1), draw("w", 2));
@@ -288,8 +287,8 @@ mod tests {
         let none = arrivals(
             &nodes,
             &pods[..1],
-            &[Kind::Several],
-            Change::Abrupt,
+            &[PodsKind::Several],
+            KindChange::Abrupt,
             9,
             &mut chance_of("", 0),
         );

@@ -14,7 +14,7 @@ use sim::run::engine::Run;
 use sim::run::policy::SimPolicy;
 
 use crate::policies::all::KNOWN_MIX;
-use crate::stress::worlds::Measure;
+use crate::stress::stress_worlds::Measure;
 
 /// Loads that are compared, in percent of the GPUs: each of these steps.
 const STEP: usize = 5;
@@ -103,7 +103,7 @@ impl Measure {
         if self == Self::Efficiency {
             loads.push(last);
         }
-        let point = |load: u64| {
+        let points = loads.into_iter().filter_map(|load| {
             let reached = run.samples.partition_point(|sample| sample.load_percent <= load);
             let sample = match load == last {
                 true => run.end,
@@ -114,8 +114,8 @@ impl Measure {
                 Self::Efficiency => percent(sample.efficiency),
             };
             Some((load, (value, sample.empty_gpus)))
-        };
-        loads.into_iter().filter_map(point).collect()
+        });
+        points.collect()
     }
 }
 
@@ -134,24 +134,26 @@ impl PolicyFigures {
                 SeedFigures { seed, value: rounded(value), lost_before_90, points }
             })
             .collect();
-        let of = |values: Vec<f64>| mean(&values).map_or(0.0, rounded);
+        let rounded_mean = |values: Vec<f64>| mean(&values).map_or(0.0, rounded);
         let loads = runs.first().map(|run| run.points.keys().copied().collect::<Vec<u64>>());
-        let at = |load: &u64| {
+        let curve = loads.into_iter().flatten().filter_map(|load| {
             let values: Option<Vec<f64>> =
-                runs.iter().map(|run| run.points.get(load).map(|(value, _)| *value)).collect();
-            Some((*load, rounded(mean(&values?)?)))
-        };
+                runs.iter().map(|run| run.points.get(&load).map(|(value, _)| *value)).collect();
+            Some((load, rounded(mean(&values?)?)))
+        });
         let empty = runs.iter().flat_map(|run| run.points.values().map(|(_, gpus)| *gpus as f64));
-        let is_variant = |name: &str| name == KNOWN_MIX.name || name.starts_with("without-");
-        let is_baseline = policy != SimPolicy::FRAGMENTATION.name && !is_variant(policy);
+        let is_ours = [SimPolicy::FRAGMENTATION.name, KNOWN_MIX.name].contains(&policy);
+        let is_baseline = !is_ours && !policy.starts_with("without-");
         Self {
             policy,
             is_baseline,
-            value: of(runs.iter().map(|run| run.value).collect()),
+            value: rounded_mean(runs.iter().map(|run| run.value).collect()),
             least: runs.iter().map(|run| run.value).reduce(f64::min).unwrap_or(0.0),
-            lost_before_90: of(runs.iter().map(|run| run.lost_before_90 as f64).collect()),
-            empty_gpus: of(empty.collect()),
-            curve: loads.unwrap_or_default().iter().filter_map(at).collect(),
+            lost_before_90: rounded_mean(
+                runs.iter().map(|run| run.lost_before_90 as f64).collect(),
+            ),
+            empty_gpus: rounded_mean(empty.collect()),
+            curve: curve.collect(),
             runs,
         }
     }
@@ -178,11 +180,10 @@ impl WorldFigures {
                 row.extend([format!("{difference:+.2}"), load.to_string(), (*baseline).to_owned()])
             }
         }
-        let early = |one: Option<&PolicyFigures>| {
+        let fgd = self.results.iter().find(|one| one.policy == SimPolicy::FGD.name);
+        row.extend([ours, fgd].map(|one| {
             one.map_or_else(|| "-".to_owned(), |one| format!("{:.1}", one.lost_before_90))
-        };
-        row.push(early(ours));
-        row.push(early(self.results.iter().find(|one| one.policy == SimPolicy::FGD.name)));
+        }));
         let most = self.results.iter().skip(1).filter(|one| one.is_baseline);
         let most = most.map(|one| one.empty_gpus).reduce(f64::max);
         row.push(match (ours, most) {
@@ -196,13 +197,12 @@ impl WorldFigures {
 /// Where the first policy falls behind the best baseline most.
 fn worst(figures: &[PolicyFigures]) -> Option<Worst> {
     let (ours, others) = figures.split_first()?;
-    let at = |(load, value): (&u64, &f64)| {
-        let of = |one: &PolicyFigures| Some((*one.curve.get(load)?, one.policy));
-        let best = others.iter().filter(|one| one.is_baseline).filter_map(of);
+    let all = ours.curve.iter().filter_map(|(load, value)| {
+        let baselines = others.iter().filter(|one| one.is_baseline);
+        let best = baselines.filter_map(|one| Some((*one.curve.get(load)?, one.policy)));
         let (best, baseline) = best.max_by(|(a, _), (b, _)| a.total_cmp(b))?;
         Some(Worst { difference: rounded(value - best), load: *load, baseline })
-    };
-    let all = ours.curve.iter().filter_map(at);
+    });
     all.min_by(|a, b| a.difference.total_cmp(&b.difference))
 }
 

@@ -34,19 +34,9 @@ pub(crate) fn decimals(range: &Range<f64>) -> usize {
 }
 
 /// `text` cut to `room` at the font size `size`, without control characters.
-///
-/// There is no font to measure with, so widths are upper estimates for a sans-serif one.
 pub(crate) fn shorten(text: &str, room: f64, size: f64) -> String {
-    let width = |c: char| match c {
-        'i' | 'j' | 'l' | 'I' | '.' | ',' | ':' | ';' | '|' | '\'' | ' ' => 0.34,
-        'm' | 'w' | 'M' | 'W' | '@' | '%' => 1.0,
-        'A'..='Z' => 0.78,
-        ' '..='~' => 0.65,
-        _ => 1.05,
-    };
     let printable = || text.chars().map(|c| if is_printable(c) { c } else { ' ' });
-    let wide = |chars: &mut dyn Iterator<Item = char>| chars.map(width).sum::<f64>() * size;
-    if wide(&mut printable()) <= room {
+    if printable().map(width).sum::<f64>() * size <= room {
         return printable().collect();
     }
     let mut used = width('…') * size;
@@ -58,6 +48,18 @@ pub(crate) fn shorten(text: &str, room: f64, size: f64) -> String {
         .collect();
     short.push('…');
     short
+}
+
+/// The width of a character at font size 1. There is no font to measure with, so widths are upper
+/// estimates for a sans-serif one.
+fn width(c: char) -> f64 {
+    match c {
+        'i' | 'j' | 'l' | 'I' | '.' | ',' | ':' | ';' | '|' | '\'' | ' ' => 0.34,
+        'm' | 'w' | 'M' | 'W' | '@' | '%' => 1.0,
+        'A'..='Z' => 0.78,
+        ' '..='~' => 0.65,
+        _ => 1.05,
+    }
 }
 
 /// Whether `c` is allowed in XML and does not change the direction of the text around it.

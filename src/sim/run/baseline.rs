@@ -64,8 +64,8 @@ fn least_fragmenting(context: &ScoringContext<'_>, mix: &CompiledMix) -> (i64, T
         let taken = TakenList::from_slice(&context.fits[..context.compiled.count()]);
         return (score(&taken), taken);
     }
-    let alone = |fit: &Taken| Reverse(score(std::slice::from_ref(fit)));
-    let (Reverse(first_score), taken) = context.first_of_distinct_by(alone);
+    let (Reverse(first_score), taken) =
+        context.first_of_distinct_by(|fit| Reverse(score(std::slice::from_ref(fit))));
     let score = if taken.len() == 1 { first_score } else { score(&taken) };
     (score, taken)
 }

@@ -185,11 +185,11 @@ impl SimCluster {
     fn seat(&mut self, arrival: usize, pod: &TracePod, placed: &TracePlacement) -> Option<Seat> {
         let node = *self.rank_in_trace.get(&placed.node)?;
         let name = NodeName::new(self.agents[node].agent.as_str());
-        let device = |(at, demand): &(DeviceAt, _)| {
+        let devices = placed.devices.iter().map(|(at, demand)| {
             let id = self.devices[node].get(at)?.clone();
             Some(PlacedDevice { id, demand: *demand })
-        };
-        let devices = placed.devices.iter().map(device).collect::<Option<Vec<PlacedDevice>>>()?;
+        });
+        let devices = devices.collect::<Option<Vec<PlacedDevice>>>()?;
         let micro = devices.iter().map(|placed| placed.demand.share.millionths()).sum();
         let placement = Placement {
             node: name.clone(),
@@ -242,7 +242,7 @@ impl SimCluster {
         self.moves
     }
 
-    /// The same on the node at position `rank` alone.
+    /// Places a pod as [`SimCluster::place`] does, on the node at position `rank` alone.
     pub(crate) fn place_on(&mut self, rank: usize, arrival: usize, pod: &TracePod) -> Option<Seat> {
         let query = self.query(pod);
         let answers = self.ledger.answers(&query, &[&self.agents[rank].agent]);
@@ -282,12 +282,10 @@ impl SimCluster {
             let isolation = ConfiguredIsolation::None;
             return Some(TracePlacement { node, devices: Vec::new(), isolation });
         };
-        let at = |id: &DeviceId| {
-            let mut devices = self.devices[rank].iter();
-            devices.find(|(_, known)| *known == id).map(|(at, _)| *at)
-        };
-        let devices = held.placement.devices.iter();
-        let devices = devices.map(|placed| Some((at(&placed.id)?, placed.demand)));
+        let devices = held.placement.devices.iter().map(|placed| {
+            let (at, _) = self.devices[rank].iter().find(|(_, id)| **id == placed.id)?;
+            Some((*at, placed.demand))
+        });
         let isolation = held.placement.isolation;
         Some(TracePlacement { node, devices: devices.collect::<Option<_>>()?, isolation })
     }
@@ -391,13 +389,17 @@ pub fn add_node(
     let name = NodeName::new(format!("{rank:07}.{}", node.name));
     ledger.see_node(&name, host_of(node.cpu_milli, node.memory_mib), pool_of(rule));
     let devices = node.devices(rank)?;
-    let other_use = |at: &DeviceAt| node.more.as_ref()?.other_use.get(at).copied();
-    let uses = devices.iter().map(|it| {
-        let idle = DeviceUse { health: it.device.health, ..DeviceUse::idle(it.device.id.clone()) };
-        let Some(memory) = other_use(&it.at) else { return idle };
+    let other_uses = node.more.as_ref().map(|more| &more.other_use);
+    let uses = devices.iter().map(|device| {
+        let idle =
+            DeviceUse { health: device.device.health, ..DeviceUse::idle(device.device.id.clone()) };
+        let other_use = other_uses.and_then(|all| all.get(&device.at)).copied();
+        if other_use.is_none() {
+            return idle;
+        }
         // Of a process outside of all pods.
-        let process = ProcessUse { pod: None, memory: Some(memory) };
-        DeviceUse { used: Some(memory), processes: Some(vec![process]), ..idle }
+        let process = ProcessUse { pod: None, memory: other_use };
+        DeviceUse { used: other_use, processes: Some(vec![process]), ..idle }
     });
     let mut report = NodeReport {
         agent: name.to_string(),
@@ -410,7 +412,7 @@ pub fn add_node(
     let receipt = ledger.report(name.as_str(), &report, Timestamp::START)?;
     report.session = Some(receipt.session);
     report.inventory = None;
-    Ok((report, devices.into_iter().map(|it| (it.at, it.device.id)).collect()))
+    Ok((report, devices.into_iter().map(|device| (device.at, device.device.id)).collect()))
 }
 
 /// The name of a node in the trace.

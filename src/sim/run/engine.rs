@@ -11,10 +11,10 @@ use std::collections::{BTreeMap, BinaryHeap};
 use crate::run::cluster::{Seat, SimCluster};
 use crate::run::curve::Curve;
 use crate::run::policy::SimPolicy;
-use crate::run::queue::Queue;
+use crate::run::queue::WaitingLines;
 use crate::run::service::{Account, ClassFigures, Moment, PodClass};
 use crate::trace::read::TracePod;
-use crate::trace::schedule::{Arrival, Schedule, TimeUnit, TimedWorkload};
+use crate::trace::schedule::{PodArrival, Schedule, TimeUnit, TimedWorkload};
 use crate::trace::workload::Workload;
 use engine::ledger::change::reports::ReportRefusal;
 use wire::units::Share;
@@ -127,11 +127,11 @@ impl Stranded {
     #[must_use]
     pub fn cumulative(&self) -> Vec<(u64, u64)> {
         let mut gpus = 0;
-        let sum = |(milli, count): (&u64, &u64)| {
+        let sums = self.0.iter().map(|(milli, count)| {
             gpus += count;
             (*milli, gpus)
-        };
-        self.0.iter().map(sum).collect()
+        });
+        sums.collect()
     }
 }
 
@@ -177,10 +177,19 @@ pub fn replay(
     Ok(run)
 }
 
-/// Replays `workload` at its times under `policy`, with at most `most_moves` moves for a pod. With
-/// `standing_after`, in ticks, room is kept for the first of the waiting pods that has waited so
-/// long (a standing hold). After every arrival `progress` is called with
-/// their number.
+/// What is done in a replay with times for a pod that no node fits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReplayRules {
+    pub overflow: Overflow,
+    /// Most moves of running pods that make room for it.
+    pub most_moves: usize,
+    /// How long the first of the waiting pods waits, in ticks, until room is kept for it (a standing
+    /// hold); `None`: none ever is.
+    pub standing_after: Option<u64>,
+}
+
+/// Replays `workload` at its times under `policy` and `rules`. After every arrival `progress` is
+/// called with their number.
 ///
 /// # Errors
 /// [`ReportRefusal::Inventory`] for a node with more GPUs than a node can have.
@@ -188,22 +197,21 @@ pub fn replay_timed(
     workload: &TimedWorkload,
     policy: SimPolicy,
     seed: i64,
-    overflow: Overflow,
-    (most_moves, standing_after): (usize, Option<u64>),
+    rules: ReplayRules,
     progress: impl FnMut(usize),
 ) -> Result<TimedRun, ReportRefusal> {
     let TimedWorkload { nodes, pods, schedule } = workload;
-    let cluster = SimCluster::new(nodes, pods, policy, seed, most_moves)?;
+    let cluster = SimCluster::new(nodes, pods, policy, seed, rules.most_moves)?;
     let account = Account::new(schedule.window.clone());
-    let mut replay = Replay::new(cluster, pods, schedule, overflow, account);
-    replay.standing_after = standing_after;
+    let mut replay = Replay::new(cluster, pods, schedule, rules.overflow, account);
+    replay.standing_after = rules.standing_after;
     replay.play(progress);
     let waiting = replay.queue.all().map(|arrival| {
         let arrival = schedule.arrivals[arrival];
         (&pods[arrival.pod], arrival.at)
     });
     let closed = replay.watcher.close(&replay.cluster, waiting);
-    let is_early = |moment: &&Moment| moment.at < schedule.window.start;
+    let early = closed.moments.iter().take_while(|moment| moment.at < schedule.window.start);
     Ok(TimedRun {
         policy: policy.name,
         seed,
@@ -211,7 +219,7 @@ pub fn replay_timed(
         all: closed.all,
         by_class: closed.by_class,
         moves: replay.cluster.moves(),
-        first_measured: closed.moments.iter().take_while(is_early).count(),
+        first_measured: early.count(),
         moments: closed.moments,
         stranded: Stranded::of(&replay.cluster),
     })
@@ -242,7 +250,7 @@ struct Replay<'w, W> {
     watcher: W,
     /// The pods that will end, the next one on top: time, arrival, seat.
     ends: BinaryHeap<Reverse<(u64, usize, Seat)>>,
-    queue: Queue,
+    queue: WaitingLines,
     /// How long a pod waits until room is kept for it; `None`: none ever is.
     standing_after: Option<u64>,
     /// The waiting pod for which room is kept.
@@ -257,7 +265,7 @@ impl<'w, W: Watcher> Replay<'w, W> {
         overflow: Overflow,
         watcher: W,
     ) -> Self {
-        let queue = Queue::new(if overflow == Overflow::Queued { pods } else { &[] });
+        let queue = WaitingLines::new(if overflow == Overflow::Queued { pods } else { &[] });
         let (ends, standing_after, head) = (BinaryHeap::new(), None, None);
         Self { cluster, pods, schedule, overflow, watcher, ends, queue, standing_after, head }
     }
@@ -272,7 +280,7 @@ impl<'w, W: Watcher> Replay<'w, W> {
         self.end_until(self.schedule.window.end);
     }
 
-    fn arrive(&mut self, index: usize, arrival: Arrival) {
+    fn arrive(&mut self, index: usize, arrival: PodArrival) {
         let pod = &self.pods[arrival.pod];
         self.cluster.meet(index, pod);
         let is_hopeless = self.overflow == Overflow::Queued && self.queue.has_equal(arrival.pod);
@@ -312,12 +320,11 @@ impl<'w, W: Watcher> Replay<'w, W> {
     fn stand(&mut self, changed: usize, now: u64) {
         let Some(after) = self.standing_after else { return };
         loop {
-            let has_waited = |index: usize| now - self.schedule.arrivals[index].at >= after;
             let fronts = self.queue.fronts();
-            let of_head = |(_, index, line): &(_, usize, usize)| Some((*index, *line)) == self.head;
-            let is_new = !fronts.iter().any(of_head);
+            let is_new = !fronts.iter().any(|(_, index, line)| Some((*index, *line)) == self.head);
             if is_new {
-                let next = fronts.iter().find(|(_, index, _)| has_waited(*index));
+                let arrivals = &self.schedule.arrivals;
+                let next = fronts.iter().find(|(_, index, _)| now - arrivals[*index].at >= after);
                 self.head = next.map(|(_, index, line)| (*index, *line));
             }
             let Some((index, line)) = self.head else { return };

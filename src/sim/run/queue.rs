@@ -13,7 +13,7 @@ use engine::model::request::GpuRequest;
 pub(crate) type Front = (Reverse<i32>, usize, usize);
 
 /// Waiting arrivals, in lines of equal pods.
-pub(crate) struct Queue {
+pub(crate) struct WaitingLines {
     /// The line of each pod of the trace.
     line_of: Vec<usize>,
     /// The priority of the pods of each line.
@@ -21,7 +21,7 @@ pub(crate) struct Queue {
     lines: BTreeMap<usize, VecDeque<usize>>,
 }
 
-impl Queue {
+impl WaitingLines {
     /// An empty queue for the pods of a trace.
     pub(crate) fn new(pods: &[TracePod]) -> Self {
         let mut kinds = BTreeMap::new();

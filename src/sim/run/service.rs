@@ -256,11 +256,11 @@ impl ClassAccount {
 
     fn close(mut self, whole: u128) -> ClassFigures {
         self.waits.sort_unstable();
-        let last = self.waits.len().saturating_sub(1);
-        let rank = |percent: usize| (self.waits.len() * percent).div_ceil(100).saturating_sub(1);
-        let at = |rank: usize| self.waits.get(rank).copied().unwrap_or(0);
-        let waits =
-            Waits { p50: at(rank(50)), p90: at(rank(90)), p99: at(rank(99)), max: at(last) };
+        let [p50, p90, p99, max] = [50, 90, 99, 100].map(|percent| {
+            let rank = (self.waits.len() * percent).div_ceil(100).saturating_sub(1);
+            self.waits.get(rank).copied().unwrap_or(0)
+        });
+        let waits = Waits { p50, p90, p99, max };
         ClassFigures {
             allocation: share(self.held_sum, whole * 1000),
             waiting: share(self.waiting_sum, whole),

@@ -8,7 +8,7 @@
 
 use crate::trace::churn::{NodeOrder, chance_of, ranked};
 use crate::trace::read::{TraceNode, TracePod};
-use crate::trace::schedule::{Arrival, Schedule, TimeUnit, TimedWorkload, load_micro, micro};
+use crate::trace::schedule::{PodArrival, Schedule, TimeUnit, TimedWorkload, load_micro, micro};
 use crate::trace::workload::{ARRIVALS_MAX, WorkloadError, capacity_milli};
 
 /// Largest factor: a year in a third of a second.
@@ -55,14 +55,14 @@ pub fn timeline(
             if earlier.len() >= ARRIVALS_MAX {
                 return Err(WorkloadError::TooManyRunning { compress: compress as f64 / 1e6 });
             }
-            let arrival = Arrival { pod: stay.pod, at: 0, stays: Some(end - back * round) };
+            let arrival = PodArrival { pod: stay.pod, at: 0, stays: Some(end - back * round) };
             earlier.push((back * round - at.min(round), arrival));
         }
     }
     // The one created longest ago first; a stable sort leaves the rest in the order of the trace.
     earlier.sort_by_key(|(ago, _)| std::cmp::Reverse(*ago));
-    let mut arrivals: Vec<Arrival> = earlier.into_iter().map(|(_, arrival)| arrival).collect();
-    arrivals.extend(stays.iter().map(|stay| Arrival {
+    let mut arrivals: Vec<PodArrival> = earlier.into_iter().map(|(_, arrival)| arrival).collect();
+    arrivals.extend(stays.iter().map(|stay| PodArrival {
         pod: stay.pod,
         at: 1 + faster(stay.created),
         stays: Some(stay.stays),
@@ -78,16 +78,15 @@ fn stays(pods: &[TracePod]) -> Result<(Vec<Stay>, u64), WorkloadError> {
     let ticks = TimeUnit::Second.ticks();
     let times = pods.iter().flat_map(|pod| [pod.creation_time, pod.deletion_time]);
     let last = times.flatten().max().unwrap_or(0);
-    let stay = |(place, pod): (usize, &TracePod)| {
+    let stays = pods.iter().enumerate().map(|(place, pod)| {
         let name = || pod.name.clone();
         let created = pod.creation_time.ok_or_else(|| WorkloadError::NoTime { pod: name() })?;
         let deleted = pod.deletion_time.unwrap_or(last);
         let stays =
             deleted.checked_sub(created).ok_or_else(|| WorkloadError::Backwards { pod: name() })?;
         Ok(Stay { pod: place, created: created * ticks, stays: (stays * ticks).max(1) })
-    };
-    let mut stays =
-        pods.iter().enumerate().map(stay).collect::<Result<Vec<Stay>, WorkloadError>>()?;
+    });
+    let mut stays = stays.collect::<Result<Vec<Stay>, WorkloadError>>()?;
     stays.sort_by_key(|stay| stay.created);
     let first = stays.first().map_or(0, |stay| stay.created);
     stays.iter_mut().for_each(|stay| stay.created -= first);
@@ -114,8 +113,8 @@ fn factor(
     if capacity == 0 {
         return Err(WorkloadError::NoGpus { nodes: nodes.len() });
     }
-    let work = |stay: &Stay| u128::from(pods[stay.pod].demand_milli()) * u128::from(stay.stays);
-    let work: u128 = stays.iter().map(work).sum();
+    let work = stays.iter().map(|stay| (pods[stay.pod].demand_milli(), stay.stays));
+    let work: u128 = work.map(|(milli, ticks)| u128::from(milli) * u128::from(ticks)).sum();
     if work == 0 {
         return Err(WorkloadError::NoDemand { pods: pods.len() });
     }

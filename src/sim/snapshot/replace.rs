@@ -15,11 +15,17 @@ pub struct ReplaceError {
     pub source: io::Error,
 }
 
+impl ReplaceError {
+    fn of(path: &Path, source: io::Error) -> Self {
+        Self { path: path.to_owned(), source }
+    }
+}
+
 /// Writes each text into its file, replacing what is there.
 ///
+/// # Errors
 /// [`ReplaceError`] for the first file that cannot be written. No file has changed then, unless the
 /// system fails between the renames at the end.
-/// system fails between the moves at the end.
 pub fn replace(files: &[(&Path, &[u8])]) -> Result<(), ReplaceError> {
     let mut written = Vec::new();
     let replaced = write_beside(files, &mut written).and_then(|()| put_in_place(files, &written));
@@ -32,23 +38,21 @@ pub fn replace(files: &[(&Path, &[u8])]) -> Result<(), ReplaceError> {
 
 fn write_beside(files: &[(&Path, &[u8])], written: &mut Vec<PathBuf>) -> Result<(), ReplaceError> {
     for (path, text) in files {
-        let fault = |source| ReplaceError { path: (*path).to_owned(), source };
         if path.is_dir() {
-            return Err(fault(io::ErrorKind::IsADirectory.into()));
+            return Err(ReplaceError::of(path, io::ErrorKind::IsADirectory.into()));
         }
         let mut beside = path.file_name().map(OsString::from).unwrap_or_default();
         beside.push(format!(".{}.{}.tmp", process::id(), written.len()));
         let beside = path.with_file_name(beside);
         written.push(beside.clone());
-        fs::write(&beside, text).map_err(fault)?;
+        fs::write(&beside, text).map_err(|source| ReplaceError::of(path, source))?;
     }
     Ok(())
 }
 
 fn put_in_place(files: &[(&Path, &[u8])], written: &[PathBuf]) -> Result<(), ReplaceError> {
     for ((path, _), beside) in files.iter().zip(written) {
-        let fault = |source| ReplaceError { path: (*path).to_owned(), source };
-        fs::rename(beside, path).map_err(fault)?;
+        fs::rename(beside, path).map_err(|source| ReplaceError::of(path, source))?;
     }
     Ok(())
 }

@@ -74,7 +74,7 @@ pub struct ClusterPod {
 
 /// How rows are named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Names {
+pub enum RowNames {
     /// As in the cluster, `/` written as `.`.
     Kept,
     /// `node-1`, `pod-1` and so on.
@@ -99,7 +99,6 @@ pub enum Note {
 }
 
 impl Note {
-    /// The note on `count` cases.
     fn text(self) -> &'static str {
         match self {
             Self::MigGpu => "GPUs are cut into MIG instances: left out",
@@ -133,7 +132,7 @@ pub struct Snapshot {
 impl Snapshot {
     /// Makes a snapshot. Nodes without GPUs are left out, and pods without a GPU that run on them.
     #[must_use]
-    pub fn of(mut nodes: Vec<ClusterNode>, mut pods: Vec<ClusterPod>, names: Names) -> Self {
+    pub fn of(mut nodes: Vec<ClusterNode>, mut pods: Vec<ClusterPod>, names: RowNames) -> Self {
         nodes.sort_by(|a, b| a.name.cmp(&b.name));
         pods.sort_by(|a, b| {
             (a.created_unix_seconds, &a.name).cmp(&(b.created_unix_seconds, &b.name))
@@ -254,13 +253,18 @@ impl Writer {
     }
 
     /// Gives rows names that the format allows, no two the same.
-    fn rename<'n>(&mut self, rows: impl Iterator<Item = &'n mut String>, kind: &str, names: Names) {
+    fn rename<'n>(
+        &mut self,
+        rows: impl Iterator<Item = &'n mut String>,
+        kind: &str,
+        names: RowNames,
+    ) {
         let mut taken = BTreeSet::new();
         for (at, name) in rows.enumerate() {
             let number = format!("{kind}-{}", at + 1);
             let kept = Some(name.replace('/', "."))
-                .filter(|kept| names == Names::Kept && is_name(kept) && !taken.contains(kept));
-            self.note(Note::Name, usize::from(names == Names::Kept && kept.is_none()));
+                .filter(|kept| names == RowNames::Kept && is_name(kept) && !taken.contains(kept));
+            self.note(Note::Name, usize::from(names == RowNames::Kept && kept.is_none()));
             *name = kept.unwrap_or(number);
             while !taken.insert(name.clone()) {
                 name.push_str("-again");
@@ -294,12 +298,8 @@ fn more_of_node(node: &ClusterNode, are_mixed: bool) -> MoreOfNode {
         }
     }
     if node.gpus.iter().any(|gpu| !gpu.instances.is_empty()) {
-        let written = |instance: &ClusterInstance| TraceInstance {
-            profile: written_profile(&instance.profile),
-            memory: instance.memory.max(MemMib::new(1)),
-        };
-        let of_gpu = |gpu: &ClusterGpu| gpu.instances.iter().map(written).collect();
-        more.instances = node.gpus.iter().map(of_gpu).collect();
+        let by_gpu = node.gpus.iter().map(|gpu| gpu.instances.iter().map(written_instance));
+        more.instances = by_gpu.map(Iterator::collect).collect();
     }
     more
 }
@@ -319,10 +319,15 @@ fn written_amount(amount: &Amount) -> (u32, Option<Amount>) {
     }
 }
 
+fn written_instance(instance: &ClusterInstance) -> TraceInstance {
+    let memory = instance.memory.max(MemMib::new(1));
+    TraceInstance { profile: written_profile(&instance.profile), memory }
+}
+
 /// A profile with a name that the format allows.
 fn written_profile(known: &MigProfile) -> MigProfile {
-    let legal = |c: &char| profile(&c.to_string()).is_some();
-    let clean: String = known.as_str().chars().filter(legal).take(64).collect();
+    let legal = known.as_str().chars().filter(|c| profile(&c.to_string()).is_some());
+    let clean: String = legal.take(64).collect();
     profile(&clean).unwrap_or_else(|| MigProfile::new("unknown"))
 }
 

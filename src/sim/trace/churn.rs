@@ -15,7 +15,7 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 
 use crate::trace::exponential::{MEAN_TICKS, exponential};
 use crate::trace::read::{TraceNode, TracePod};
-use crate::trace::schedule::{Arrival, Schedule, TimeUnit, TimedWorkload, load_micro};
+use crate::trace::schedule::{PodArrival, Schedule, TimeUnit, TimedWorkload, load_micro};
 use crate::trace::workload::{ARRIVALS_MAX, WorkloadError, capacity_milli, demand_milli};
 
 /// Mean lifetimes before figures count.
@@ -82,7 +82,7 @@ pub fn churn(
         let at = u64::try_from(at.saturating_sub(standing)).expect("no later than the end");
         let pod = index_below(choices, &mut chance);
         let stays = Some(exponential(&mut chance).max(1));
-        arrivals.push(Arrival { pod, at, stays });
+        arrivals.push(PodArrival { pod, at, stays });
     }
 }
 
@@ -154,8 +154,8 @@ mod tests {
     #[test]
     fn the_requested_load_is_generated() {
         let TimedWorkload { pods, schedule, .. } = churned(0.9, 7).unwrap();
-        let demand = |arrival: &Arrival| pods[arrival.pod].demand_milli() as f64;
-        let (standing, later): (Vec<Arrival>, Vec<Arrival>) =
+        let demand = |arrival: &PodArrival| pods[arrival.pod].demand_milli() as f64;
+        let (standing, later): (Vec<PodArrival>, Vec<PodArrival>) =
             schedule.arrivals.iter().partition(|arrival| arrival.at == 0);
         let load = standing.iter().map(demand).sum::<f64>() / 1_000_000.0;
         assert!((load - 0.9).abs() < 0.05, "{load}");

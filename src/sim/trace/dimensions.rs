@@ -144,21 +144,22 @@ forms::forms! {
         "`device:MiB` of different devices, such as `0:512|1.2:64`", other_use, other_use_text;
     Vec<(DeviceAt, Demand)>:
         "`device:MiB:thousandths` of different devices, such as `0:4096:250|1.2:9728:1000`",
-        devices, |all| list(all, held_text);
+        devices, |all| list(all, |(device, demand): &(DeviceAt, Demand)| held_text(*device, *demand));
 }
 
 /// The instances of a GPU; one whose memory is left out has none yet.
 fn instances(text: &str) -> Option<Vec<TraceInstance>> {
-    let instance = |text: &str| {
+    let instances = text.split_whitespace().map(|text| {
         let (name, memory) = text.split_once(':').map_or((text, None), |(a, b)| (a, Some(b)));
         let memory = memory.map_or(Some(MemMib::ZERO), |memory| device_memory(memory, 1))?;
         Some(TraceInstance { profile: profile(name)?, memory })
-    };
-    text.split_whitespace().map(instance).collect()
+    });
+    instances.collect()
 }
 
 fn instances_text(all: &[TraceInstance]) -> String {
-    let texts = all.iter().map(|it| format!("{}:{}", it.profile, it.memory.mib()));
+    let texts =
+        all.iter().map(|instance| format!("{}:{}", instance.profile, instance.memory.mib()));
     texts.collect::<Vec<String>>().join(" ")
 }
 
@@ -179,11 +180,10 @@ impl fmt::Display for DeviceAt {
 }
 
 fn other_use(text: &str) -> Option<BTreeMap<DeviceAt, MemMib>> {
-    let one = |part: &str| {
+    different(parts(text, |part| {
         let (device, memory) = part.split_once(':')?;
         Some((device_at(device)?, device_memory(memory, 1)?))
-    };
-    different(parts(text, one)?)
+    })?)
 }
 
 fn other_use_text(all: &BTreeMap<DeviceAt, MemMib>) -> String {
@@ -212,7 +212,7 @@ fn held(text: &str) -> Option<(DeviceAt, Demand)> {
     Some((device_at(device.trim())?, Demand { memory, share: self::share(share.trim())? }))
 }
 
-fn held_text((device, demand): &(DeviceAt, Demand)) -> String {
+fn held_text(device: DeviceAt, demand: Demand) -> String {
     format!("{device}:{}:{}", demand.memory.mib(), share_text(demand.share))
 }
 
@@ -223,7 +223,8 @@ mod tests {
     #[test]
     fn devices_and_what_is_held_of_them_are_read_as_written() {
         for text in ["0:0:0", "12:4096:250", "3.6:19968:1000", "0.0:1:0.001"] {
-            assert_eq!(held_text(&held(text).unwrap()), text);
+            let (device, demand) = held(text).unwrap();
+            assert_eq!(held_text(device, demand), text);
         }
         for bad in ["", "0", "0:1", "0:1:1:1", "a:1:1", "0.:1:1", "0:99999999999:1", "0:1:1001"] {
             assert_eq!(held(bad), None, "{bad}");

@@ -88,18 +88,20 @@ pub(crate) fn name<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Erro
 
 /// Whether a text can be the name of a node or pod.
 pub(crate) fn is_name(text: &str) -> bool {
-    let is_legal = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-    (1..=NAME_BYTES_MAX).contains(&text.len()) && text.bytes().all(is_legal)
+    (1..=NAME_BYTES_MAX).contains(&text.len())
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
 }
 
 /// Reads the name of a model, or of a node that is not in this file; it may be empty.
 pub(crate) fn model<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
-    is_model(&String::deserialize(from)?).ok_or_else(|| D::Error::custom(Vec::<String>::allowed()))
+    let text = String::deserialize(from)?;
+    model_name(&text).ok_or_else(|| D::Error::custom(Vec::<String>::allowed()))
 }
 
-fn is_model(text: &str) -> Option<String> {
-    let is_legal = |c: char| !c.is_control() && c != '|';
-    (text.len() <= NAME_BYTES_MAX && text.chars().all(is_legal)).then(|| text.to_owned())
+/// The text, if it can be the name of a model.
+fn model_name(text: &str) -> Option<String> {
+    let is_legal = text.chars().all(|c| !c.is_control() && c != '|');
+    (text.len() <= NAME_BYTES_MAX && is_legal).then(|| text.to_owned())
 }
 
 impl<T: Form> Form for Option<T> {
@@ -140,9 +142,9 @@ pub(crate) use forms;
 /// The same for values that have names.
 macro_rules! named {
     ($($kind:ident: $all:expr;)*) => {forms! {$(
-        $kind: $all.map(|it| format!("`{}`", it.name())).join(", "),
-            |text: &str| $all.into_iter().find(|it| it.name() == text),
-            |it: &$kind| it.name().to_owned();
+        $kind: $all.map(|value| format!("`{}`", value.name())).join(", "),
+            |text: &str| $all.into_iter().find(|value| value.name() == text),
+            |value: &$kind| value.name().to_owned();
     )*}};
 }
 
@@ -160,19 +162,19 @@ forms! {
     bool: "`true` or `false`", |text: &str| text.parse().ok(), bool::to_string;
     i32: "a whole number of 32 bits", signed, i32::to_string;
     Replicas: format_args!("a whole number from {} to {}", Replicas::MIN, Replicas::MAX),
-        |text| Replicas::new(whole(text)?), |it: &Replicas| it.count().to_string();
+        |text| Replicas::new(whole(text)?), |replicas: &Replicas| replicas.count().to_string();
     InstanceUse: "`whole` or `shared`", instance_use, |_| "shared".to_owned();
     MigProfile: "the name of a MIG profile, such as `3g.40gb`", profile, MigProfile::to_string;
     Share: "thousandths above 0 up to 1000, with at most three decimals",
-        share, |it: &Share| share_text(*it);
+        share, |share: &Share| share_text(*share);
     MemMib: format_args!("MiB from 0 to {}", MAX_DEVICE_MEMORY.mib()),
-        |text| device_memory(text, 0), |it: &MemMib| it.mib().to_string();
+        |text| device_memory(text, 0), |memory: &MemMib| memory.mib().to_string();
     Vec<MemMib>: format_args!(
             "MiB from 1 to {}, one number for all GPUs or one for each", MAX_DEVICE_MEMORY.mib()
         ),
         |text| parts(text, |part| device_memory(part, 1)), |all: &Vec<MemMib>| list(all, MemMib::text);
     Vec<String>: "at most 253 bytes without `|` or control characters",
-        |text| parts(text, is_model), |all: &Vec<String>| all.join("|");
+        |text| parts(text, model_name), |all: &Vec<String>| all.join("|");
 }
 
 /// The values between `|`.
@@ -213,8 +215,8 @@ pub(crate) fn device_memory(text: &str, least: u64) -> Option<MemMib> {
 
 /// The profile of that name.
 pub(crate) fn profile(name: &str) -> Option<MigProfile> {
-    let is_legal = |byte: u8| byte.is_ascii_alphanumeric() || b".+-_".contains(&byte);
-    let fits = (1..=PROFILE_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_legal);
+    let is_legal = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".+-_".contains(&byte));
+    let fits = (1..=PROFILE_BYTES_MAX).contains(&name.len()) && is_legal;
     fits.then(|| MigProfile::new(name))
 }
 
@@ -258,7 +260,8 @@ mod tests {
         {
             assert_eq!(share(bad), None, "{bad}");
         }
-        let [none, some, most] = [0, 1, 999_001].map(|it| milli_up(Share::from_millionths(it)));
+        let [none, some, most] =
+            [0, 1, 999_001].map(|millionths| milli_up(Share::from_millionths(millionths)));
         assert_eq!((none, some, most), (0, 1, 1000));
     }
 }

@@ -46,7 +46,7 @@ impl<'r> RowOfNode<'r> {
 
     /// The inventory of these devices.
     pub(crate) fn inventory(devices: &[TraceDevice]) -> Result<NodeInventory, InventoryError> {
-        NodeInventory::new(devices.iter().map(|it| it.device.clone()).collect())
+        NodeInventory::new(devices.iter().map(|device| device.device.clone()).collect())
     }
 
     fn device(self, at: DeviceAt, id: DeviceId, total: MemMib, kind: DeviceKind) -> TraceDevice {
@@ -109,16 +109,16 @@ impl<'r> RowOfNode<'r> {
 
     /// How many devices can have pods: instances count, GPUs in MIG mode do not.
     pub(crate) fn placeable(self) -> u64 {
-        let of = |gpu| u64::try_from(self.instances(gpu).len().max(1)).unwrap_or(u64::MAX);
-        match self.more {
-            Some(more) if !more.instances.is_empty() => (0..self.gpus).map(of).sum(),
-            _ => u64::from(self.gpus),
+        if self.more.is_none_or(|more| more.instances.is_empty()) {
+            return u64::from(self.gpus);
         }
+        let counts = (0..self.gpus).map(|gpu| self.instances(gpu).len().max(1));
+        counts.map(|count| u64::try_from(count).unwrap_or(u64::MAX)).sum()
     }
 }
 
-fn position(gpu: u32) -> usize {
-    usize::try_from(gpu).unwrap_or(usize::MAX)
+pub(crate) fn position(number: u32) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
 }
 
 /// Memory of a GPU whose file names the model and not the memory: the public trace. It decides

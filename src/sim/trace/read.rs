@@ -20,8 +20,8 @@ use crate::trace::dimensions::{
     DeviceAt, GpuColumns, INSTANCES, MoreOfNode, MoreOfPod, RuleColumns, TracePlacement,
 };
 use crate::trace::forms::{self, Form, milli_up};
-use crate::trace::inventory::{RowOfNode, TraceDevice};
-use crate::trace::table::{Row, Table, TraceError};
+use crate::trace::inventory::{RowOfNode, TraceDevice, position};
+use crate::trace::table::{CsvTable, TableRow, TraceError};
 use engine::hardware::device_class::DeviceClass;
 use engine::hardware::pool::PoolRule;
 use engine::model::request::{Amount, GpuRequest, Limit};
@@ -87,8 +87,7 @@ impl TraceNode {
     #[must_use]
     pub fn has_device(&self, at: DeviceAt) -> bool {
         let instances = self.row().instances(at.gpu).len();
-        let is_instance = |at| usize::try_from(at).is_ok_and(|at: usize| at < instances);
-        at.gpu < self.gpus && at.instance.map_or(instances == 0, is_instance)
+        at.gpu < self.gpus && at.instance.map_or(instances == 0, |own| position(own) < instances)
     }
 
     /// How its pool shares them.
@@ -102,7 +101,8 @@ impl TraceNode {
             return vec![ModelName::new(self.model.as_str())];
         }
         let devices = self.devices(0).unwrap_or_default();
-        devices.iter().map(|it| DeviceClass::of(&it.device, self.rule()).product()).collect()
+        let classes = devices.iter().map(|device| DeviceClass::of(&device.device, self.rule()));
+        classes.map(|class| class.product()).collect()
     }
 
     fn row(&self) -> RowOfNode<'_> {
@@ -231,21 +231,21 @@ pub fn size_up(nodes: &[TraceNode], pods: &mut [TracePod]) {
         .iter()
         .flat_map(|node| {
             let devices = node.devices(0).unwrap_or_default();
-            devices.into_iter().map(|it| DeviceClass::of(&it.device, node.rule()))
+            devices.into_iter().map(|device| DeviceClass::of(&device.device, node.rule()))
         })
         .collect();
     let mut known: BTreeMap<GpuRequest, u32> = BTreeMap::new();
     for pod in pods.iter_mut().filter(|pod| pod.unsized_amount().is_some()) {
         let Some(request) = pod.request() else { continue };
-        let largest = |request: &GpuRequest| {
-            let demands = classes.iter().filter_map(|class| request.demand_on(class).ok());
-            milli_up(demands.map(|demand| demand.share).max().unwrap_or(Share::WHOLE))
-        };
-        pod.gpu_milli = match known.get(&request) {
-            Some(milli) => *milli,
-            None => *known.entry(request.clone()).or_insert(largest(&request)),
-        };
+        pod.gpu_milli =
+            *known.entry(request).or_insert_with_key(|request| largest_milli(request, &classes));
     }
+}
+
+/// The largest share that a request takes of a device of these classes, in thousandths.
+fn largest_milli(request: &GpuRequest, classes: &BTreeSet<DeviceClass>) -> u32 {
+    let demands = classes.iter().filter_map(|class| request.demand_on(class).ok());
+    milli_up(demands.map(|demand| demand.share).max().unwrap_or(Share::WHOLE))
 }
 
 /// Reads the node file at `path`, in the file's order.
@@ -277,7 +277,7 @@ fn open(path: &Path, file: &str) -> Result<File, TraceError> {
 /// # Errors
 /// Any [`TraceError`] except `Open`.
 pub fn parse_nodes(file: &str, reader: impl Read) -> Result<Vec<TraceNode>, TraceError> {
-    let mut table = Table::new(file, reader)?;
+    let mut table = CsvTable::new(file, reader)?;
     let name = if table.has("sn") { "sn" } else { "name" };
     if name == "sn" {
         table.ignore("name");
@@ -294,13 +294,13 @@ pub fn parse_nodes(file: &str, reader: impl Read) -> Result<Vec<TraceNode>, Trac
 /// # Errors
 /// Any [`TraceError`] except `Open`.
 pub fn parse_pods(file: &str, reader: impl Read) -> Result<Vec<TracePod>, TraceError> {
-    let mut table = Table::new(file, reader)?;
+    let mut table = CsvTable::new(file, reader)?;
     table.check(POD_COLUMNS, 5)?;
     table.rows(pod_of, |pod| &pod.name)
 }
 
 /// A row of a node file.
-fn node_of(row: Row<'_>) -> Result<TraceNode, TraceError> {
+fn node_of(row: TableRow<'_>) -> Result<TraceNode, TraceError> {
     let mut node: TraceNode = row.part()?;
     let mut more: MoreOfNode = row.part()?;
     let RuleColumns { slots, mig_instances, enforcement } = row.part()?;
@@ -323,7 +323,9 @@ fn node_of(row: Row<'_>) -> Result<TraceNode, TraceError> {
             instance.memory = memory;
         }
     }
-    if let Some(more) = node.more.as_mut().filter(|_| instances.iter().any(|it| !it.is_empty())) {
+    if let Some(more) =
+        node.more.as_mut().filter(|_| instances.iter().any(|of_gpu| !of_gpu.is_empty()))
+    {
         more.instances = instances;
     }
     if node.more.as_deref() == Some(&MoreOfNode::default()) {
@@ -334,7 +336,7 @@ fn node_of(row: Row<'_>) -> Result<TraceNode, TraceError> {
 }
 
 /// Refuses a list that has not one value for each GPU, and more devices than a node can have.
-fn check_counts(row: &Row<'_>, gpus: u32, more: &MoreOfNode) -> Result<(), TraceError> {
+fn check_counts(row: &TableRow<'_>, gpus: u32, more: &MoreOfNode) -> Result<(), TraceError> {
     let count = usize::try_from(gpus).unwrap_or(usize::MAX);
     let [memory, instances] = [more.gpu_memory.len(), more.instances.len()];
     // One number is for all GPUs.
@@ -356,10 +358,10 @@ fn check_counts(row: &Row<'_>, gpus: u32, more: &MoreOfNode) -> Result<(), Trace
 }
 
 /// Refuses what no node can have, so that the error names the line.
-fn check_devices(row: &Row<'_>, node: &TraceNode) -> Result<(), TraceError> {
+fn check_devices(row: &TableRow<'_>, node: &TraceNode) -> Result<(), TraceError> {
     let Some(more) = &node.more else { return Ok(()) };
     let devices = node.devices(0).or_else(|error| row.refuse("mig", error))?;
-    let known: BTreeSet<DeviceAt> = devices.iter().map(|it| it.at).collect();
+    let known: BTreeSet<DeviceAt> = devices.iter().map(|device| device.at).collect();
     if !more.unavailable.is_subset(&known) {
         return row.refuse("unavailable", BTreeSet::<DeviceAt>::allowed());
     }
@@ -370,7 +372,9 @@ fn check_devices(row: &Row<'_>, node: &TraceNode) -> Result<(), TraceError> {
         Err(error) => error.to_string(),
         Ok(inventory) => {
             let is_listed = |id: &DeviceId| {
-                devices.iter().any(|it| it.device.id == *id && more.unavailable.contains(&it.at))
+                devices
+                    .iter()
+                    .any(|device| device.device.id == *id && more.unavailable.contains(&device.at))
             };
             match inventory.faults().iter().find(|(id, _)| !is_listed(id)) {
                 Some((_, fault)) => fault.to_string(),
@@ -384,7 +388,7 @@ fn check_devices(row: &Row<'_>, node: &TraceNode) -> Result<(), TraceError> {
 }
 
 /// A row of a pod file.
-fn pod_of(mut row: Row<'_>) -> Result<TracePod, TraceError> {
+fn pod_of(mut row: TableRow<'_>) -> Result<TracePod, TraceError> {
     let mut pod: TracePod = row.part()?;
     if pod.gpu_spec.iter().any(String::is_empty) {
         return row.refuse("gpu_spec", "GPU models separated by `|`");
@@ -410,7 +414,7 @@ fn pod_of(mut row: Row<'_>) -> Result<TracePod, TraceError> {
 
 /// The share in thousandths, rounded up, and the amount if that does not say all.
 fn amount(
-    row: &Row<'_>,
+    row: &TableRow<'_>,
     num_gpu: u32,
     columns: &GpuColumns,
 ) -> Result<(u32, Option<Amount>), TraceError> {
@@ -439,7 +443,7 @@ fn amount(
     })
 }
 
-fn limit(row: &Row<'_>, columns: &GpuColumns) -> Result<Option<Limit>, TraceError> {
+fn limit(row: &TableRow<'_>, columns: &GpuColumns) -> Result<Option<Limit>, TraceError> {
     let GpuColumns { gpu_milli, gpu_memory_mib: memory, .. } = columns;
     match (columns.limit_milli, columns.limit_gpu_memory_mib) {
         (None, None) => Ok(None),
@@ -459,7 +463,7 @@ fn limit(row: &Row<'_>, columns: &GpuColumns) -> Result<Option<Limit>, TraceErro
     }
 }
 
-fn placed(row: &Row<'_>) -> Result<Option<TracePlacement>, TraceError> {
+fn placed(row: &TableRow<'_>) -> Result<Option<TracePlacement>, TraceError> {
     let placed: TracePlacement = row.part()?;
     if !placed.node.is_empty() {
         return Ok(Some(placed));

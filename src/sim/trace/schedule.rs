@@ -14,7 +14,7 @@ const MEAN_LOAD_MAX: f64 = 10.0;
 
 /// One pod that comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Arrival {
+pub struct PodArrival {
     /// Position of the pod in the list that the schedule belongs to.
     pub pod: usize,
     /// When it comes, in ticks.
@@ -27,7 +27,7 @@ pub struct Arrival {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Schedule {
     /// Arrivals in order of time; those at the same time come in this order.
-    pub arrivals: Vec<Arrival>,
+    pub arrivals: Vec<PodArrival>,
     /// The measured time, in ticks; the run ends with it.
     pub window: Range<u64>,
     /// The unit of the times.
@@ -90,8 +90,8 @@ impl Schedule {
     /// `pods` pods, one per tick, that never end.
     #[must_use]
     pub fn in_order(pods: usize) -> Self {
-        let arrivals = (0_u64..).zip(0..pods).map(|(at, pod)| Arrival { pod, at, stays: None });
-        let arrivals: Vec<Arrival> = arrivals.collect();
+        let arrivals = (0_u64..).zip(0..pods).map(|(at, pod)| PodArrival { pod, at, stays: None });
+        let arrivals: Vec<PodArrival> = arrivals.collect();
         let end = arrivals.last().map_or(0, |last| last.at + 1);
         Self { arrivals, window: 0..end, unit: TimeUnit::Second }
     }

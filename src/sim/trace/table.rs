@@ -115,7 +115,7 @@ impl<R: Read> Read for Lines<R> {
 }
 
 /// A CSV file whose header has been read.
-pub(crate) struct Table<'f, R> {
+pub(crate) struct CsvTable<'f, R> {
     file: &'f str,
     reader: csv::Reader<Lines<io::Take<R>>>,
     header: StringRecord,
@@ -123,7 +123,7 @@ pub(crate) struct Table<'f, R> {
     pub(crate) rows_max: usize,
 }
 
-impl<'f, R: Read> Table<'f, R> {
+impl<'f, R: Read> CsvTable<'f, R> {
     /// Reads the header of `reader`; `file` is its name in errors.
     pub(crate) fn new(file: &'f str, reader: R) -> Result<Self, TraceError> {
         // One byte more than allowed: at the limit it shows that the file goes on.
@@ -143,18 +143,19 @@ impl<'f, R: Read> Table<'f, R> {
 
     /// Whether there is a column of that title.
     pub(crate) fn has(&self, title: &str) -> bool {
-        self.header.iter().any(|it| it == title)
+        self.header.iter().any(|known| known == title)
     }
 
     /// Ignores the column of that title.
     pub(crate) fn ignore(&mut self, title: &str) {
-        self.header = self.header.iter().map(|it| if it == title { "" } else { it }).collect();
+        self.header =
+            self.header.iter().map(|known| if known == title { "" } else { known }).collect();
     }
 
     /// Refuses a table that has one of these columns twice, or one of the first `required` not at all.
     pub(crate) fn check(&self, columns: &str, required: usize) -> Result<(), TraceError> {
         for (at, title) in columns.split(',').enumerate() {
-            match self.header.iter().filter(|it| *it == title).count() {
+            match self.header.iter().filter(|known| *known == title).count() {
                 0 if at < required => {
                     return Err(TraceError::MissingColumn(self.file.to_owned(), title.to_owned()));
                 }
@@ -171,7 +172,7 @@ impl<'f, R: Read> Table<'f, R> {
     /// Reads all rows; an empty file, or two rows with the same name, is an error.
     pub(crate) fn rows<T>(
         &mut self,
-        read: fn(Row<'_>) -> Result<T, TraceError>,
+        read: fn(TableRow<'_>) -> Result<T, TraceError>,
         name: fn(&T) -> &str,
     ) -> Result<Vec<T>, TraceError> {
         let file = self.file;
@@ -194,7 +195,7 @@ impl<'f, R: Read> Table<'f, R> {
             if !more.map_err(|error| TraceError::of_csv(file, line, &self.header, error))? {
                 break;
             }
-            let row = read(Row { file, line, header: &self.header, record: record.clone() })?;
+            let row = read(TableRow { file, line, header: &self.header, record: record.clone() })?;
             if let Some(first_line) = first_lines.insert(name(&row).to_owned(), line) {
                 let fault =
                     format!("the name `{}` was already used on line {first_line}", name(&row));
@@ -210,17 +211,17 @@ impl<'f, R: Read> Table<'f, R> {
 }
 
 /// One row and its position.
-pub(crate) struct Row<'r> {
+pub(crate) struct TableRow<'r> {
     file: &'r str,
     line: u64,
     header: &'r StringRecord,
     record: StringRecord,
 }
 
-impl Row<'_> {
+impl TableRow<'_> {
     /// The value in a column without the blanks around it; empty if there is no such column.
     pub(crate) fn text(&self, title: &str) -> &str {
-        let at = self.header.iter().position(|it| it == title);
+        let at = self.header.iter().position(|known| known == title);
         at.and_then(|at| self.record.get(at)).unwrap_or_default()
     }
 
@@ -235,8 +236,9 @@ impl Row<'_> {
 
     /// Refuses all values in these columns but those that say nothing, and empties them.
     pub(crate) fn refuse_all(&mut self, columns: &[&str], why: &str) -> Result<(), TraceError> {
-        let says_nothing = |title: &&&str| matches!(self.text(title), "" | "0" | "none" | "false");
-        if let Some(title) = columns.iter().find(|title| !says_nothing(title)) {
+        let telling =
+            columns.iter().find(|title| !matches!(self.text(title), "" | "0" | "none" | "false"));
+        if let Some(title) = telling {
             return self.refuse(title, why);
         }
         let cells = self.header.iter().zip(self.record.iter());
@@ -268,15 +270,15 @@ pub(crate) fn written<T: Serialize>(
     let mut all = csv::Reader::from_reader(all.as_slice());
     let header = all.headers()?.clone();
     let records: Vec<StringRecord> = all.records().collect::<Result<_, _>>()?;
-    let at = |title: &str| header.iter().position(|it| it == title).unwrap_or_default();
-    let says = |title: &str| records.iter().any(|record| !record[at(title)].is_empty());
+    let position = |title: &str| header.iter().position(|known| known == title).unwrap_or_default();
+    let says = |title: &str| records.iter().any(|record| !record[position(title)].is_empty());
     let columns = columns.split(',').enumerate();
     let kept = columns.filter(|(at, title)| *at < required || says(title)).map(|(_, title)| title);
     let kept: Vec<&str> = kept.collect();
     let mut writer = csv::Writer::from_writer(Vec::new());
     writer.write_record(&kept)?;
     for record in &records {
-        writer.write_record(kept.iter().map(|title| &record[at(title)]))?;
+        writer.write_record(kept.iter().map(|title| &record[position(title)]))?;
     }
     writer.into_inner().map_err(|error| error.into_error().into())
 }

@@ -90,7 +90,7 @@ impl Workload {
         seed: i64,
         load: f64,
     ) -> Result<Self, WorkloadError> {
-        let target = Target::new(&nodes, load)?;
+        let target = TargetLoad::new(&nodes, load)?;
         if pods.iter().all(|pod| pod.demand_milli() == 0) {
             return Err(WorkloadError::NoDemand { pods: pods.len() });
         }
@@ -136,12 +136,12 @@ pub fn capacity_milli(nodes: &[TraceNode]) -> u64 {
 }
 
 /// The demand of a load.
-struct Target {
+struct TargetLoad {
     load: f64,
     demand_milli: f64,
 }
 
-impl Target {
+impl TargetLoad {
     fn new(nodes: &[TraceNode], load: f64) -> Result<Self, WorkloadError> {
         if !(load > 0.0 && load <= LOAD_MAX) {
             return Err(WorkloadError::Load { load });

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
+use agent::gpu::sample::{Probe, ProbeError, ProcessSampling, Sample};
 use agent::nvml::probe::NvmlProbe;
 use agent::processes::pods::PodsByProcess;
 use serde_json::{Value, json};

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use agent::gpu::probe::Sample;
+use agent::gpu::sample::Sample;
 use agent::node::metrics::AgentMetrics;
 use axum::body::{Body, Bytes};
 use axum::extract::RawQuery;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use agent::node::client::{ExtenderClient, Proof};
-use agent::node::session::Answer;
+use agent::node::session::ExtenderAnswer;
 use axum::Json;
 use axum::extract::{Path as UrlPath, State};
 use axum::http::StatusCode;
@@ -412,8 +412,8 @@ async fn an_agent_reports_only_to_an_extender_that_proves_who_it_is() {
         let report = || serde_json::from_str::<Report>(&report).unwrap();
         let answer = client.put("gpu-a", report).await;
         match is_proven {
-            true => assert!(matches!(answer, Answer::Reply(_)), "{answer:?}"),
-            false => assert!(matches!(answer, Answer::Away { .. }), "{answer:?}"),
+            true => assert!(matches!(answer, ExtenderAnswer::Reply(_)), "{answer:?}"),
+            false => assert!(matches!(answer, ExtenderAnswer::Away { .. }), "{answer:?}"),
         }
     }
 }

@@ -63,8 +63,8 @@ impl Agent {
         driver: &impl LimitDriver,
     ) {
         let orders = self.limits.orders();
-        let orders = (orders.as_ref(), Timestamp::from_millis(0));
-        self.limits.carry_out(orders, gpus, Ok(containers), driver);
+        let now = Timestamp::from_millis(0);
+        self.limits.carry_out(orders.as_ref(), gpus, Ok(containers), driver, now);
     }
 
     /// The next reports have the inventory. Those under way go on.

@@ -9,7 +9,8 @@ use std::path::Path;
 use agent::mig::attempts::Attempts;
 use agent::mig::on_demand::MigOnDemand;
 use agent::mig::plan::{
-    self, GpuInstance, GpuLayout, Layouts, NumberedProfile, Plan, Step, Unfinished, Units, Work,
+    self, GpuInstance, GpuLayout, Layouts, MigPlan, MigStep, NumberedProfile, Unfinished, Units,
+    Work,
 };
 use rand::Rng;
 use rand::seq::IndexedRandom;
@@ -70,7 +71,7 @@ pub(super) struct MigNode {
     /// For which run of the agent its calls are.
     run: u64,
     /// The step that goes on.
-    working: Option<Step>,
+    working: Option<MigStep>,
     /// For when it looks again.
     next: Option<u64>,
     /// How many instances were made.
@@ -243,7 +244,7 @@ impl MigNode {
     }
 
     /// Carries out a step, or its first half alone.
-    fn carry_out(&mut self, step: &Step, is_half: bool, is_busy: impl Fn(&str) -> bool) -> bool {
+    fn carry_out(&mut self, step: &MigStep, is_half: bool, is_busy: impl Fn(&str) -> bool) -> bool {
         let (salt, place) = match self.naming {
             Naming::New => (u64::from(self.made), String::new()),
             Naming::OfBoot => (self.era, format!("-{}", step.begun.slot.start)),
@@ -290,7 +291,7 @@ impl MigNode {
 }
 
 /// One half of a round: what to remove, or what to make.
-type Planner = fn(&MigOrders, &Layouts, &[Unfinished]) -> Plan;
+type Planner = fn(&MigOrders, &Layouts, &[Unfinished]) -> MigPlan;
 
 /// What an agent knows that starts in this boot.
 fn booted(folder: &Path, boot: u64) -> MigOnDemand {
@@ -371,7 +372,7 @@ impl World {
     }
 
     /// The agent calls the driver.
-    fn begin_step(&mut self, node: usize, step: Step) {
+    fn begin_step(&mut self, node: usize, step: MigStep) {
         let most = if self.hits(Fault::SlowMig, 20) { 12_000 } else { 900 };
         let time = self.rng.random_range(10..most);
         let Some(mig) = &mut self.nodes[node].mig else { return };
@@ -403,7 +404,7 @@ impl World {
     }
 
     /// The driver changes an instance, wholly or by half.
-    fn change_instance(&mut self, node: usize, step: &Step, is_half: bool) -> bool {
+    fn change_instance(&mut self, node: usize, step: &MigStep, is_half: bool) -> bool {
         let processes = &self.processes;
         let is_busy = |uuid: &str| processes.values().any(|process| process.uses(uuid));
         let Some(mig) = &mut self.nodes[node].mig else { return false };
@@ -514,7 +515,7 @@ impl World {
         if mig.on_demand.made().unfinished().contains(&begun) {
             return;
         }
-        let step = Step { order: plan::Order::to_make(place), work: Work::Make, begun };
+        let step = MigStep { order: plan::MigOrder::to_make(place), work: Work::Make, begun };
         if !self.change_instance(node, &step, false) {
             return;
         }

@@ -140,9 +140,9 @@ fn what_is_in_force_is_reported_with_the_term_of_its_leader() {
     let driver = Driver::new(&[("p", Some(20), 10)]);
     let round = |driver: &Driver| {
         let orders = limits.orders();
-        limits.carry_out((orders.as_ref(), at(0)), &gpus(), Ok(&both), driver);
+        limits.carry_out(orders.as_ref(), &gpus(), Ok(&both), driver, at(0));
         let LimitsInForce { term, gpus } = limits.in_force();
-        (term, gpus.into_iter().map(|it| it.number).collect::<Vec<_>>())
+        (term, gpus.into_iter().map(|numbered| numbered.number).collect::<Vec<_>>())
     };
     assert_eq!(round(&driver), (0, vec![0]), "no orders");
     limits.learn(0, orders(5, order(7, &[("p", 40)])), at(1));
@@ -168,7 +168,7 @@ fn a_gpu_whose_driver_refuses_is_not_reported_again() {
     limits.learn(0, orders(5, order(7, &[("p", 40)])), at(1));
     for driver in [&refusing, &Driver::new(&[("p", Some(20), 0)])] {
         let (orders, containers) = (limits.orders(), groups(&["p"]));
-        limits.carry_out((orders.as_ref(), at(0)), &gpus(), Ok(&containers), driver);
+        limits.carry_out(orders.as_ref(), &gpus(), Ok(&containers), driver, at(0));
         assert_eq!(limits.in_force().gpus, []);
     }
     limits.set_none();
@@ -179,16 +179,16 @@ fn a_gpu_whose_driver_refuses_is_not_reported_again() {
 fn nothing_is_in_force_while_the_containers_cannot_be_read() {
     let (limits, driver) = (LentLimits::default(), Driver::new(&[("p", Some(60), 0)]));
     let orders = orders(5, order(7, &[("p", 40)])).unwrap();
-    limits.carry_out((Some(&orders), at(0)), &gpus(), Err(&SetLimit::Failed), &driver);
+    limits.carry_out(Some(&orders), &gpus(), Err(&SetLimit::Failed), &driver, at(0));
     assert_eq!(limits.in_force().gpus[0].number, 0);
     assert!(!limits.are_done(&orders, at(0)));
-    limits.carry_out((Some(&orders), at(1)), &gpus(), Ok(&groups(&["p"])), &driver);
+    limits.carry_out(Some(&orders), &gpus(), Ok(&groups(&["p"])), &driver, at(1));
     assert_eq!(limits.in_force().gpus[0].number, 7);
     assert!(limits.are_done(&orders, at(5)) && !limits.are_done(&orders, at(6)));
     // Where the control groups are hidden, the GPU is not reported again: each other report would say the opposite.
     let hidden = LentLimits::default();
     for containers in [Err(&SetLimit::Refused), Ok(&groups(&["p"]))] {
-        hidden.carry_out((Some(&orders), at(0)), &gpus(), containers, &driver);
+        hidden.carry_out(Some(&orders), &gpus(), containers, &driver, at(0));
         assert_eq!(hidden.in_force().gpus, []);
     }
     // No GPU has so much.

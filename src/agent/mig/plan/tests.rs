@@ -18,7 +18,8 @@ fn gpu(instances: &[(u32, &str, u32, &[&str])]) -> GpuLayout {
         profile(14, "2g.20gb", 2, &[0, 2, 4]),
         profile(9, "3g.40gb", 4, &[0, 4]),
     ];
-    let numbered = |name: &str| profiles.iter().find(|it| it.report.profile == name).unwrap();
+    let numbered =
+        |name: &str| profiles.iter().find(|profile| profile.report.profile == name).unwrap();
     let instance = |(id, name, start, devices): &(u32, &str, u32, &[&str])| GpuInstance {
         id: *id,
         profile: numbered(name).id,
@@ -52,11 +53,13 @@ fn begun(profile: u32, start: u32, size: u32, is_new: bool) -> Unfinished {
 }
 
 /// A plan in few words: work and place of each step, then the failures.
-fn shown(plan: &Plan) -> Vec<String> {
-    let step =
-        |it: &Step| format!("{:?} {} at {}", it.work, it.order.place.profile, it.order.place.start);
-    let failure =
-        |(order, it): &(Order, Obstacle)| format!("{}: {}", order.place.profile, it.error);
+fn shown(plan: &MigPlan) -> Vec<String> {
+    let step = |step: &MigStep| {
+        format!("{:?} {} at {}", step.work, step.order.place.profile, step.order.place.start)
+    };
+    let failure = |(order, obstacle): &(MigOrder, Obstacle)| {
+        format!("{}: {}", order.place.profile, obstacle.error)
+    };
     plan.steps.iter().map(step).chain(plan.failures.iter().map(failure)).collect()
 }
 
@@ -70,8 +73,8 @@ fn what_is_ordered_and_missing_is_made_once() {
     let half = at(gpu(&[(1, "3g.40gb", 4, &["MIG-1"])]));
     assert_eq!(shown(&makes(&both, &half, &[])), ["Make 1g.10gb at 0"]);
     let whole = at(gpu(&[(1, "3g.40gb", 4, &["MIG-1"]), (7, "1g.10gb", 0, &["MIG-2"])]));
-    assert_eq!(makes(&both, &whole, &[]), Plan::default());
-    assert_eq!(makes(&MigOrders::default(), &empty, &[]), Plan::default());
+    assert_eq!(makes(&both, &whole, &[]), MigPlan::default());
+    assert_eq!(makes(&MigOrders::default(), &empty, &[]), MigPlan::default());
 }
 
 #[test]
@@ -115,9 +118,9 @@ fn only_what_is_ordered_to_go_is_removed() {
     assert_eq!(shown(&plan), ["Remove(2) 1g.10gb at 6"]);
     assert_eq!(plan.steps[0].order.wish, Wish::Gone("MIG-2".to_owned()));
     assert_eq!(plan.steps[0].begun, begun(19, 6, 1, false));
-    assert_eq!(removals(&MigOrders::default(), &there, &[]), Plan::default());
+    assert_eq!(removals(&MigOrders::default(), &there, &[]), MigPlan::default());
     let both = orders(&[("1g.10gb", 6)], &["MIG-2"]);
-    assert_eq!(removals(&both, &there, &[]), Plan::default(), "it is to be there");
+    assert_eq!(removals(&both, &there, &[]), MigPlan::default(), "it is to be there");
     let part = removals(&orders(&[], &["MIG-4a"]), &there, &[]);
     assert!(part.steps.is_empty() && part.failures[0].1.error.contains("other compute instances"));
     let all = removals(&orders(&[], &["MIG-4b", "MIG-4a"]), &there, &[]);
@@ -129,7 +132,7 @@ fn what_a_crash_left_is_completed_if_it_is_ordered_and_else_removed() {
     let there = at(gpu(&[(3, "1g.10gb", 0, &[])]));
     let left = [begun(19, 0, 1, true)];
     let ordered = orders(&[("1g.10gb", 0)], &[]);
-    assert_eq!(removals(&ordered, &there, &left), Plan::default());
+    assert_eq!(removals(&ordered, &there, &left), MigPlan::default());
     assert_eq!(shown(&makes(&ordered, &there, &left)), ["Complete(3) 1g.10gb at 0"]);
     let none = MigOrders::default();
     assert_eq!(shown(&removals(&none, &there, &left)), ["Remove(3) 1g.10gb at 0"]);
@@ -137,8 +140,8 @@ fn what_a_crash_left_is_completed_if_it_is_ordered_and_else_removed() {
     assert_eq!(cleared.failed("e".to_owned(), None), None, "it is no order");
     // What is there is not what was begun.
     for other in [begun(20, 0, 1, true), begun(19, 1, 1, true), begun(19, 0, 2, true)] {
-        assert_eq!(removals(&none, &there, &[other]), Plan::default());
+        assert_eq!(removals(&none, &there, &[other]), MigPlan::default());
     }
     let full = at(gpu(&[(3, "1g.10gb", 0, &["MIG-3"])]));
-    assert_eq!(removals(&none, &full, &left), Plan::default(), "it is whole");
+    assert_eq!(removals(&none, &full, &left), MigPlan::default(), "it is whole");
 }

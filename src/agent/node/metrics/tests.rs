@@ -10,7 +10,7 @@ fn sample(uses: Vec<DeviceUse>) -> Sample {
         reserved_mib: 100,
         ..DeviceReport::new(uuid.clone(), 3, "Tesla \"T4\"".to_owned(), DeviceKind::Gpu)
     };
-    let inventory: Vec<_> = uses.iter().map(|it| gpu(&it.uuid)).collect();
+    let inventory: Vec<_> = uses.iter().map(|device| gpu(&device.uuid)).collect();
     Sample {
         inventory: inventory.into(),
         uses,
@@ -151,7 +151,7 @@ fn untracked_memory_is_reported_separately() {
         (vec![process(Some("p"), None), process(None, None)], 0, 0),
         (vec![process(None, Some(u64::MAX)), process(None, Some(1))], 0, u64::MAX),
     ] {
-        let found = Outside::of(&processes, &held);
-        assert_eq!(found, Outside { overuse_mib, untracked_mib }, "{processes:?}");
+        let found = OutsideUse::of(&processes, &held);
+        assert_eq!(found, OutsideUse { overuse_mib, untracked_mib }, "{processes:?}");
     }
 }

@@ -2,6 +2,7 @@ use super::*;
 use wire::api::condition::{DeviceFault, MpsState};
 use wire::api::kind::ReplyKind;
 use wire::api::state::DeviceKind;
+use wire::report::bodies::AllocationState;
 
 fn sample(uuid: &str) -> Sample {
     let model = "M".to_owned();
@@ -42,15 +43,15 @@ fn said(session: &mut Session, sample: &Sample) -> (Option<u64>, u64, bool) {
 fn the_inventory_is_sent_with_hello_and_after_a_change() {
     let mut session = Session::new("a", 0);
     let (one, two) = (sample("GPU-a"), sample("GPU-b"));
-    let accepted = Answer::Reply(reply(7, Outcome::Accepted));
+    let accepted = ExtenderAnswer::Reply(reply(7, Outcome::Accepted));
     assert_eq!(said(&mut session, &one), (None, 1, true));
     assert_eq!(session.settle(&accepted), Next::NextSample);
     assert_eq!(said(&mut session, &sample("GPU-a")), (Some(7), 2, false), "the same again");
     session.settle(&accepted);
     assert_eq!(said(&mut session, &two), (Some(7), 3, true), "changed");
-    session.settle(&Answer::Away { error: String::new() });
+    session.settle(&ExtenderAnswer::Away { error: String::new() });
     assert_eq!(said(&mut session, &two), (Some(7), 3, true), "it may not have arrived");
-    session.settle(&Answer::Reply(reply(7, Outcome::Ignored)));
+    session.settle(&ExtenderAnswer::Reply(reply(7, Outcome::Ignored)));
     assert_eq!(said(&mut session, &two), (Some(7), 4, true), "it was not taken in");
     session.settle(&accepted);
     assert_eq!(said(&mut session, &two), (Some(7), 5, false), "now it was");
@@ -62,13 +63,13 @@ fn orders_count_in_the_answer_to_the_newest_report_of_the_session() {
     let (given, repeated) = (reply(7, Outcome::Accepted), reply(7, Outcome::Ignored));
     said(&mut session, &sample("GPU-a"));
     assert!(session.obeys(&given) && !session.obeys(&repeated), "a hello has no session yet");
-    session.settle(&Answer::Reply(given.clone()));
+    session.settle(&ExtenderAnswer::Reply(given.clone()));
     assert!(session.obeys(&given) && !session.obeys(&repeated));
     assert!(
         !session.obeys(&reply(6, Outcome::Accepted))
             && !session.obeys(&reply(8, Outcome::Accepted))
     );
-    session.settle(&Answer::SessionExpired);
+    session.settle(&ExtenderAnswer::SessionExpired);
     assert!(session.obeys(&reply(8, Outcome::Accepted)), "it begins again");
 }
 
@@ -79,7 +80,7 @@ fn a_node_that_may_get_orders_reports_each_sample_with_what_failed() {
     let needs = |sample: &Sample| {
         let mut session = Session::new("a", 0);
         session.report(sample);
-        session.settle(&Answer::Reply(reply(7, Outcome::Accepted)));
+        session.settle(&ExtenderAnswer::Reply(reply(7, Outcome::Accepted)));
         session.needs(sample, Duration::ZERO, Duration::from_secs(1))
     };
     assert!(!needs(&plain));
@@ -108,17 +109,17 @@ fn a_node_that_may_get_orders_reports_each_sample_with_what_failed() {
 #[test]
 fn the_reservations_version_is_sent_only_within_its_session() {
     let (mut session, sample) = (Session::new("a", 0), sample("GPU-a"));
-    let mut named = |answer: Answer| {
+    let mut named = |answer: ExtenderAnswer| {
         session.settle(&answer);
         session.report(&sample).allocations_version
     };
     let reply = |number| reply(number, Outcome::Accepted);
-    assert_eq!(named(Answer::Away { error: String::new() }), None);
-    assert_eq!(named(Answer::Reply(reply(7))), Some(70));
-    assert_eq!(named(Answer::Away { error: String::new() }), Some(70));
-    assert_eq!(named(Answer::SessionExpired), None);
+    assert_eq!(named(ExtenderAnswer::Away { error: String::new() }), None);
+    assert_eq!(named(ExtenderAnswer::Reply(reply(7))), Some(70));
+    assert_eq!(named(ExtenderAnswer::Away { error: String::new() }), Some(70));
+    assert_eq!(named(ExtenderAnswer::SessionExpired), None);
     let older = Reply { allocations_version: None, ..reply(8) };
-    assert_eq!(named(Answer::Reply(older)), None);
+    assert_eq!(named(ExtenderAnswer::Reply(older)), None);
 }
 
 #[test]
@@ -126,11 +127,11 @@ fn an_expired_session_sends_exactly_one_hello_immediately() {
     let mut session = Session::new("a", 0);
     let one = sample("GPU-a");
     said(&mut session, &one);
-    session.settle(&Answer::Reply(reply(7, Outcome::Accepted)));
+    session.settle(&ExtenderAnswer::Reply(reply(7, Outcome::Accepted)));
     said(&mut session, &one);
-    assert_eq!(session.settle(&Answer::SessionExpired), Next::NewSession);
+    assert_eq!(session.settle(&ExtenderAnswer::SessionExpired), Next::NewSession);
     assert_eq!(said(&mut session, &one), (None, 3, true));
-    let next = session.settle(&Answer::SessionExpired);
+    let next = session.settle(&ExtenderAnswer::SessionExpired);
     assert!(matches!(next, Next::Pause(_)), "an expired hello does not shorten the pause");
     assert_eq!(said(&mut session, &one), (None, 4, true), "an earlier hello had this number");
 }
@@ -138,7 +139,7 @@ fn an_expired_session_sends_exactly_one_hello_immediately() {
 #[test]
 fn pauses_grow_while_the_extender_is_unavailable() {
     let mut session = Session::new("a", 0);
-    let away = Answer::Away { error: "refused".to_owned() };
+    let away = ExtenderAnswer::Away { error: "refused".to_owned() };
     let mut pauses = Vec::new();
     for _ in 0..100 {
         let Next::Pause(pause) = session.settle(&away) else { panic!("no pause") };
@@ -146,9 +147,9 @@ fn pauses_grow_while_the_extender_is_unavailable() {
     }
     assert_eq!(pauses[..5], [250, 500, 1_000, 2_000, 2_000]);
     assert_eq!(pauses[99], 2_000);
-    session.settle(&Answer::Reply(reply(1, Outcome::Accepted)));
+    session.settle(&ExtenderAnswer::Reply(reply(1, Outcome::Accepted)));
     assert_eq!(session.settle(&away), Next::Pause(FIRST_PAUSE));
-    let refused = Answer::Refused { error: "absurd".to_owned() };
+    let refused = ExtenderAnswer::Refused { error: "absurd".to_owned() };
     assert_eq!(session.settle(&refused), Next::Pause(REFUSED_PAUSE));
 }
 
@@ -156,8 +157,10 @@ fn pauses_grow_while_the_extender_is_unavailable() {
 fn an_extender_that_stops_answering_is_reported_lost_once() {
     let mut contact = Contact::default();
     let lost = ContactChange::Lost { error: "e".to_owned() };
-    let (away, reply) =
-        (Answer::Away { error: "e".to_owned() }, Answer::Reply(reply(1, Outcome::Accepted)));
+    let (away, reply) = (
+        ExtenderAnswer::Away { error: "e".to_owned() },
+        ExtenderAnswer::Reply(reply(1, Outcome::Accepted)),
+    );
     for (millis, answer, change) in [
         (0, &away, None),
         (1_999, &away, None),
@@ -185,7 +188,9 @@ fn allocations_of_several_extenders_are_joined_by_pod() {
     };
     let shown = |all: &NodeAllocations| {
         let merged = all.merged();
-        let rows = merged.iter().map(|it| format!("{} {:?}", it.pod_uid, it.state));
+        let rows = merged
+            .iter()
+            .map(|allocation| format!("{} {:?}", allocation.pod_uid, allocation.state));
         rows.collect::<Vec<_>>().join(", ")
     };
     let mut all = NodeAllocations::default();
@@ -226,11 +231,11 @@ fn a_list_taken_before_a_pod_drained_is_not_reported() {
         let (pod_uid, pod) = (uid.to_owned(), format!("d/{uid}"));
         let allocations =
             Some(vec![Allocation { pod_uid, pod, state, devices: Vec::new(), is_guest: false }]);
-        Answer::Reply(Reply { allocations, ..reply(7, Outcome::Accepted) })
+        ExtenderAnswer::Reply(Reply { allocations, ..reply(7, Outcome::Accepted) })
     };
-    let same = Answer::Reply(Reply { allocations: None, ..reply(7, Outcome::Accepted) });
-    let away = Answer::Away { error: String::new() };
-    let mut is_sent = |answer: Option<&Answer>, draining: &[&str]| {
+    let same = ExtenderAnswer::Reply(Reply { allocations: None, ..reply(7, Outcome::Accepted) });
+    let away = ExtenderAnswer::Away { error: String::new() };
+    let mut is_sent = |answer: Option<&ExtenderAnswer>, draining: &[&str]| {
         if let Some(answer) = answer {
             session.settle(answer);
         }
@@ -247,7 +252,7 @@ fn a_list_taken_before_a_pod_drained_is_not_reported() {
     assert!(is_sent(Some(&drains("p", AllocationState::Confirmed)), &[]));
     assert!(is_sent(Some(&away), &[]) && !is_sent(Some(&away), &[]));
     assert!(
-        is_sent(Some(&Answer::SessionExpired), &[]),
+        is_sent(Some(&ExtenderAnswer::SessionExpired), &[]),
         "an extender that has started knows nothing"
     );
 }
@@ -276,10 +281,10 @@ fn lists_taken(calls: impl Iterator<Item = Call>) -> Vec<usize> {
         }
         let outcome = if is_new { Outcome::Accepted } else { Outcome::Ignored };
         if call == Call::Answered {
-            session.settle(&Answer::Reply(reply(7, outcome)));
+            session.settle(&ExtenderAnswer::Reply(reply(7, outcome)));
             taken.push(0);
         } else {
-            session.settle(&Answer::Away { error: String::new() });
+            session.settle(&ExtenderAnswer::Away { error: String::new() });
         }
     }
     taken
@@ -337,7 +342,7 @@ fn a_sample_is_reported_if_it_shows_a_change_or_is_needed_otherwise() {
         ("a blind spot", Sample { has_unwatched_pods: true, ..used(Some(1_000)) }, 0, true),
     ];
     let mut session = Session::new("a", 0);
-    let accepted = Answer::Reply(reply(7, Outcome::Accepted));
+    let accepted = ExtenderAnswer::Reply(reply(7, Outcome::Accepted));
     let second = Duration::from_secs(1);
     assert!(session.needs(&used(Some(1_000)), Duration::ZERO, second), "the first");
     session.report(&of(vec![listed]));
@@ -350,10 +355,10 @@ fn a_sample_is_reported_if_it_shows_a_change_or_is_needed_otherwise() {
         );
     }
     for answer in [
-        Answer::Reply(reply(7, Outcome::Ignored)),
-        Answer::Away { error: String::new() },
-        Answer::SessionExpired,
-        Answer::Refused { error: String::new() },
+        ExtenderAnswer::Reply(reply(7, Outcome::Ignored)),
+        ExtenderAnswer::Away { error: String::new() },
+        ExtenderAnswer::SessionExpired,
+        ExtenderAnswer::Refused { error: String::new() },
     ] {
         session.report(&used(Some(1_000)));
         session.settle(&accepted);

@@ -12,7 +12,7 @@ use crate::query::snapshot_state::{cluster, places};
 use crate::serve::extender::settings;
 use crate::simulated::fleet::{Fleet, FleetGpu, FleetInstance};
 use crate::simulated::probe::SimulatedProbe;
-use agent::gpu::probe::{Probe, ProcessSampling};
+use agent::gpu::sample::{Probe, ProcessSampling};
 use agent::node::session::Session;
 use engine::hardware::pool::{Enforcement, InstanceUse, PoolRule, PoolRules, Replicas};
 use engine::ledger::nodes::state::Ledger;
@@ -27,7 +27,7 @@ use server::views::viewer::Viewer;
 use sim::run::cluster::{Seat, SimCluster};
 use sim::run::placed::{end_of, keep_placements};
 use sim::run::policy::SimPolicy;
-use sim::snapshot::state::{ClusterPod, Names, Snapshot};
+use sim::snapshot::state::{ClusterPod, RowNames, Snapshot};
 use sim::trace::dimensions::DeviceAt;
 use sim::trace::read::{TraceNode, TracePod, parse_nodes, parse_pods};
 use wire::api::state::{DeviceKind, State};
@@ -82,7 +82,8 @@ fn pool(number: usize) -> PoolName {
     PoolName::new(format!("pool-{number}"))
 }
 
-fn gpu(chance: &mut ChaCha8Rng, (model, memory_mib, reserved_mib): (&str, u64, u64)) -> FleetGpu {
+fn gpu(chance: &mut ChaCha8Rng, product: (&str, u64, u64)) -> FleetGpu {
+    let (model, memory_mib, reserved_mib) = product;
     let is_cut = model == A100.0 && chance.random_bool(0.5);
     let cut = if is_cut { CUTS[chance.random_range(0..CUTS.len())] } else { &[] };
     let instance = |(profile, memory_mib): &(&str, u64)| FleetInstance {
@@ -248,12 +249,12 @@ fn free(state: &State) -> Vec<String> {
 fn free_in(rooms: &[sim::run::cluster::FreeOnDevice]) -> Vec<String> {
     let mut rows: Vec<String> = rooms
         .iter()
-        .map(|it| {
+        .map(|room| {
             let free = wire::api::state::DeviceAmount {
-                memory_mib: it.free.memory.mib(),
-                share_millionths: it.free.share.millionths(),
+                memory_mib: room.free.memory.mib(),
+                share_millionths: room.free.share.millionths(),
             };
-            format!("{} {} {free:?}", it.node, it.device)
+            format!("{} {} {free:?}", room.node, room.device)
         })
         .collect();
     rows.sort();
@@ -311,8 +312,8 @@ async fn check(seed: u64) -> (usize, usize) {
     let serving = tokio::spawn(serve(service.clone(), router(service), listener, stopped.clone()));
     let drive = |app: &Arc<App>, api: ApiServer| {
         let scheduler = Scheduler::new(base.clone(), &world.fleet.nodes, seed);
-        let figures = watch::Sender::new(Figures::default());
-        Drive::new((Arc::clone(app), api), figures, scheduler, seed, stopped.clone())
+        let figures = watch::Sender::new(DemoFigures::default());
+        Drive::new(Arc::clone(app), api, figures, scheduler, seed, stopped.clone())
     };
     let (mut caller, mut demo) = (drive(&over_http, its_api), drive(&direct, api));
 
@@ -325,7 +326,7 @@ async fn check(seed: u64) -> (usize, usize) {
         let gpu = query.gpu;
         ClusterPod { name, node, host: query.host, gpu, ..ClusterPod::default() }
     });
-    let snapshot = Snapshot::of(nodes, requests.collect(), Names::Kept);
+    let snapshot = Snapshot::of(nodes, requests.collect(), RowNames::Kept);
     let (trace_nodes, trace_pods) = through_files(&snapshot);
     let mut policies = SimPolicy::ALL.into_iter();
     let policy = policies.find(|policy| policy.name == world.policy.name()).unwrap();
@@ -361,7 +362,7 @@ async fn check(seed: u64) -> (usize, usize) {
     let state = state_of(&over_http);
     assert_eq!(free(&state), free_in(&simulator.free()), "seed {seed}");
     let (nodes, pods) = cluster(&state);
-    let (nodes, mut pods) = through_files(&Snapshot::of(nodes, pods, Names::Kept));
+    let (nodes, mut pods) = through_files(&Snapshot::of(nodes, pods, RowNames::Kept));
     pods.retain(|pod| pod.placed().is_some());
     keep_placements(&nodes, &mut pods).unwrap();
     let kept = end_of(&nodes, &pods, policy, 1).unwrap();
@@ -391,7 +392,7 @@ async fn a_pod_that_gpupack_evicts_ends_once() {
     let node = &fleet.nodes[0];
     let (scheduler, figures) =
         (Scheduler::new(String::new(), &fleet.nodes, 1), watch::Sender::default());
-    let mut drive = Drive::new((app, api.clone()), figures, scheduler, 1, stopped);
+    let mut drive = Drive::new(app, api.clone(), figures, scheduler, 1, stopped);
     let pod = drive.next_pod(Draw::Sound);
     assert!(drive.allocate(&pod, &[node.name.as_str()]).unwrap());
     drive.start_ending(Duration::from_secs(1));

@@ -7,8 +7,8 @@ use super::*;
 use crate::demo::pods::{DemoPod, lending};
 use crate::serve::extender::settings;
 use crate::simulated::fleet::Fleet;
-use agent::gpu::probe::{Probe, ProcessSampling};
-use agent::node::session::{Answer, Session};
+use agent::gpu::sample::{Probe, ProcessSampling};
+use agent::node::session::{ExtenderAnswer, Session};
 use control::bind::recall::recall;
 use control::bind::take_back::take_back;
 use engine::hardware::pool::PoolRules;
@@ -90,10 +90,12 @@ impl Bed {
         assert!(status.is_success(), "{}", String::from_utf8_lossy(&body));
         let reply: Reply = serde_json::from_slice(&body).unwrap();
         if let Some(allocations) = &reply.allocations {
-            let all = allocations.iter().filter(|it| it.state == AllocationState::Draining);
-            self.draining = all.map(|it| it.pod_uid.clone()).collect();
+            let all = allocations
+                .iter()
+                .filter(|allocation| allocation.state == AllocationState::Draining);
+            self.draining = all.map(|allocation| allocation.pod_uid.clone()).collect();
         }
-        self.session.settle(&Answer::Reply(reply));
+        self.session.settle(&ExtenderAnswer::Reply(reply));
     }
 
     /// Tenths of a second go by, with a look of the kubelet and a report in each.
@@ -161,8 +163,8 @@ impl Bed {
         let now = self.app.clock.now();
         let sample = self.probe.sample(ProcessSampling::List, now).unwrap();
         let all = sample.uses.into_iter().flat_map(|device| {
-            device.processes.unwrap_or_default().into_iter().map(move |it| {
-                format!("{} {} {}", device.uuid, it.pid, it.pod_uid.unwrap_or_default())
+            device.processes.unwrap_or_default().into_iter().map(move |process| {
+                format!("{} {} {}", device.uuid, process.pid, process.pod_uid.unwrap_or_default())
             })
         });
         all.collect()

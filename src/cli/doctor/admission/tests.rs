@@ -9,7 +9,7 @@ fn object<T: DeserializeOwned>(kind: &str) -> T {
     let text = include_str!("../../../../deploy/webhook.yaml");
     let mut found = serde_yaml_ng::Deserializer::from_str(text)
         .map(|document| <Value as Deserialize>::deserialize(document).unwrap());
-    serde_json::from_value(found.find(|it| it["kind"] == kind).unwrap()).unwrap()
+    serde_json::from_value(found.find(|object| object["kind"] == kind).unwrap()).unwrap()
 }
 
 fn webhook() -> MutatingWebhook {
@@ -104,17 +104,17 @@ fn done() -> Value {
     pod
 }
 
-fn tried(good: &Read<Answer>, bad: &Read<Answer>, namespace: &str) -> Findings {
+fn tried(good: &Read<ReviewAnswer>, bad: &Read<ReviewAnswer>, namespace: &str) -> Findings {
     let trials = Trials { namespace, good, bad };
     lines(dry_run(&trials, &webhook(), Some(&Config::default())))
 }
 
-fn accepted(pod: Value) -> Read<Answer> {
-    Ok(Answer::Accepted(Box::new(pod)))
+fn accepted(pod: Value) -> Read<ReviewAnswer> {
+    Ok(ReviewAnswer::Accepted(Box::new(pod)))
 }
 
-fn refused(why: &str) -> Read<Answer> {
-    Ok(Answer::Refused(why.to_owned()))
+fn refused(why: &str) -> Read<ReviewAnswer> {
+    Ok(ReviewAnswer::Refused(why.to_owned()))
 }
 
 #[test]
@@ -170,12 +170,12 @@ fn the_shipped_ones_are_found_again_with_the_fields_that_the_api_server_adds() {
     let all = shipped("gpu-system", "gpupack");
     assert_eq!(all.len(), 6);
     assert!(SHIPPED.contains(ACCOUNT), "the account is replaced by this text");
-    let read: Vec<_> = all.iter().map(|it| (it.clone(), Ok(stored(it)))).collect();
+    let read: Vec<_> = all.iter().map(|policy| (policy.clone(), Ok(stored(policy)))).collect();
     let found = lines(compared(&read));
     assert_eq!(states(&found), [Good], "{found:?}");
     let further = of_certificates("gpu-system", "gpupack");
     assert_eq!(further.len(), 2);
-    let is_own = |it: &Policy| it.target.name.as_deref() == Some("gpupack-certificates");
+    let is_own = |policy: &Policy| policy.target.name.as_deref() == Some("gpupack-certificates");
     assert!(further.iter().all(is_own), "{further:?}");
     for (elsewhere, all) in
         [(shipped("gpus", "extender"), all), (of_certificates("gpus", "extender"), further)]

@@ -46,7 +46,7 @@ fn namespaces_have_their_standards() {
 
 #[test]
 fn replicas_must_be_ready() {
-    let of = |wanted, ready| Ok(Workload { wanted, ready, ..Workload::default() });
+    let of = |wanted, ready| Ok(WorkloadSummary { wanted, ready, ..WorkloadSummary::default() });
     for (found, state) in [
         (of(2, 2), Good),
         (of(2, 1), Warning),
@@ -59,9 +59,9 @@ fn replicas_must_be_ready() {
     }
 }
 
-fn extender() -> Workload {
+fn extender() -> WorkloadSummary {
     let pods = json!({"containers": [{"name": "e", "args": ["extender", "--replica", "$(POD)"]}]});
-    Workload { pods: serde_json::from_value(pods).unwrap(), ..Workload::default() }
+    WorkloadSummary { pods: serde_json::from_value(pods).unwrap(), ..WorkloadSummary::default() }
 }
 
 fn held(holder: &str, renewed: &str) -> Read<Lease> {
@@ -95,7 +95,7 @@ fn the_lease_is_held_renewed_and_shown_by_a_label() {
         assert_eq!(states(&found), expected, "{lease:?}: {found:?}");
     }
     let absent = Err(Unread::Absent);
-    let alone = lines(leader(&Workload::default(), &absent, &both(false, false), now));
+    let alone = lines(leader(&WorkloadSummary::default(), &absent, &both(false, false), now));
     assert_eq!(states(&alone), [Good], "it has no --replica");
 }
 

@@ -26,17 +26,16 @@ const SOON_SECONDS: i64 = 14 * 86_400;
 
 /// The certificates of a Secret. Keys are never kept.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub(crate) struct Shown {
+pub(crate) struct ShownFiles {
     /// Each file that holds no key.
     files: BTreeMap<String, Vec<u8>>,
 }
 
-impl Shown {
+impl ShownFiles {
     /// Keeps certificates, and no key.
     pub(crate) fn of(data: BTreeMap<String, ByteString>) -> Self {
-        let is_kept = |text: &[u8]| !text.windows(11).any(|part| part == b"PRIVATE KEY");
         let files = data.into_iter().map(|(name, text)| (name, text.0));
-        Self { files: files.filter(|(_, text)| is_kept(text)).collect() }
+        Self { files: files.filter(|(_, text)| !has_key(text)).collect() }
     }
 
     /// The chain of a handshake, as if it were in this file.
@@ -54,6 +53,10 @@ impl Shown {
         let text = self.files.get(file).ok_or_else(|| format!("it has no `{}`", short(file)))?;
         certificates(text)
     }
+}
+
+fn has_key(text: &[u8]) -> bool {
+    text.windows(11).any(|part| part == b"PRIVATE KEY")
 }
 
 /// The certificates of a text in PEM, at least one.
@@ -82,35 +85,35 @@ pub(crate) struct Served {
     pub(crate) from: String,
     /// The file with the chain, of its path the last part.
     pub(crate) file: String,
-    pub(crate) shown: Read<Shown>,
+    pub(crate) shown: Read<ShownFiles>,
     pub(crate) trusts: Vec<Trust>,
 }
 
 /// The findings about a certificate and those who trust it.
-pub(crate) fn served(it: &Served, now_unix_seconds: i64) -> Found {
-    let what = short(&it.from);
-    let none = |why: String| NO_CERTIFICATE.of(it.check).with([&what, &why]);
-    let shown = match &it.shown {
+pub(crate) fn served(certificate: &Served, now_unix_seconds: i64) -> Found {
+    let what = short(&certificate.from);
+    let none = |why: String| NO_CERTIFICATE.of(certificate.check).with([&what, &why]);
+    let shown = match &certificate.shown {
         Ok(shown) => shown,
-        Err(Unread::Absent) => return Err(NO_SECRET.of(it.check).with([&what])),
-        Err(why) => return Err(CERTIFICATE.of(it.check).unread([&what], why)),
+        Err(Unread::Absent) => return Err(NO_SECRET.of(certificate.check).with([&what])),
+        Err(why) => return Err(CERTIFICATE.of(certificate.check).unread([&what], why)),
     };
-    let chain = shown.chain(&it.file).map_err(none)?;
+    let chain = shown.chain(&certificate.file).map_err(none)?;
     let left = ends(&chain[0]).map_err(none)?.saturating_sub(now_unix_seconds);
     let days = left / 86_400;
     let mut found = Findings::new();
     match left {
-        ..=0 => found.push(ENDED.of(it.check).with([&what, &-days])),
-        1..SOON_SECONDS => found.push(ENDS_SOON.of(it.check).with([&what, &days])),
+        ..=0 => found.push(ENDED.of(certificate.check).with([&what, &-days])),
+        1..SOON_SECONDS => found.push(ENDS_SOON.of(certificate.check).with([&what, &days])),
         _ => {}
     }
-    found.extend(it.trusts.iter().filter_map(|trust| {
+    found.extend(certificate.trusts.iter().filter_map(|trust| {
         let why = trusted(&chain, trust, now_unix_seconds).err()?;
-        Some(UNFIT.of(it.check).with([&what, &trust.from, &why, &trust.fix]))
+        Some(UNFIT.of(certificate.check).with([&what, &trust.from, &why, &trust.fix]))
     }));
-    let by: Vec<&str> = it.trusts.iter().map(|trust| trust.from).collect();
+    let by: Vec<&str> = certificate.trusts.iter().map(|trust| trust.from).collect();
     let by = if by.is_empty() { String::new() } else { format!("; fits {}", by.join(", ")) };
-    or_ok(found, || CERTIFICATE_OK.of(it.check).with([&what, &days, &by]))
+    or_ok(found, || CERTIFICATE_OK.of(certificate.check).with([&what, &days, &by]))
 }
 
 /// The API server passes queries on to the extender.
@@ -124,8 +127,9 @@ pub(crate) fn api_service(service: &Read<APIService>, has_tls: bool) -> Found {
     if !has_tls {
         return Err(API_SERVICE_PLAIN.with([]));
     }
-    let mut conditions = service.status.iter().flat_map(|it| it.conditions.iter().flatten());
-    let line: Check = match conditions.find(|it| it.type_ == "Available") {
+    let mut conditions =
+        service.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let line: Check = match conditions.find(|condition| condition.type_ == "Available") {
         Some(condition) if condition.status == "True" => API_SERVICE_OK.with([]),
         Some(condition) => {
             API_SERVICE_DOWN.with([&short(condition.message.as_deref().unwrap_or_default())])
@@ -204,19 +208,19 @@ mod tests {
         (ca, own.signed_by(&own_key, &issuer).unwrap().pem())
     }
 
-    fn shown(certificate: &str) -> Read<Shown> {
+    fn shown(certificate: &str) -> Read<ShownFiles> {
         let file = |text: &str| ByteString(text.as_bytes().to_vec());
         let key = file("-----BEGIN PRIVATE KEY-----\nAA==\n-----END PRIVATE KEY-----\n");
         let files = [("tls.crt".to_owned(), file(certificate)), ("tls.key".to_owned(), key)];
-        Ok(Shown::of(files.into()))
+        Ok(ShownFiles::of(files.into()))
     }
 
-    fn check(shown: &Read<Shown>, ca: Option<&str>, name: &str, now: i64) -> Vec<CheckState> {
+    fn check(shown: &Read<ShownFiles>, ca: Option<&str>, name: &str, now: i64) -> Vec<CheckState> {
         let ca = ca.map(|ca| ca.as_bytes().to_vec());
         let trust = Trust { from: "caBundle", ca, name: name.to_owned(), fix: "set it" };
         let (from, file) = ("Secret s".to_owned(), "tls.crt".to_owned());
-        let it = Served { check: "c", from, file, shown: shown.clone(), trusts: vec![trust] };
-        let found = lines(served(&it, now));
+        let (shown, trusts) = (shown.clone(), vec![trust]);
+        let found = lines(served(&Served { check: "c", from, file, shown, trusts }, now));
         assert!(found.iter().all(|finding| !finding.found.contains("PRIVATE")), "{found:?}");
         states(&found)
     }
@@ -277,6 +281,6 @@ mod tests {
         assert_eq!(check(&Err(Unread::Absent), Some(&ca), NAME, IN_2026), [Problem]);
         let forbidden = Err(Unread::Forbidden("get secrets s".to_owned()));
         assert_eq!(check(&forbidden, Some(&ca), NAME, IN_2026), [NotChecked]);
-        assert_eq!(check(&Ok(Shown::default()), Some(&ca), NAME, IN_2026), [Problem]);
+        assert_eq!(check(&Ok(ShownFiles::default()), Some(&ca), NAME, IN_2026), [Problem]);
     }
 }

@@ -48,8 +48,8 @@ pub(crate) async fn chain(
         let shown = talk.get_ref().1.peer_certificates().unwrap_or_default();
         Ok(shown.iter().map(|der| der.clone().into_owned()).collect())
     };
-    let late = |_| Err(format!("no TLS handshake within {} s", WITHIN.as_secs()));
-    tokio::time::timeout(WITHIN, talk).await.unwrap_or_else(late)
+    let answer = tokio::time::timeout(WITHIN, talk).await;
+    answer.unwrap_or_else(|_| Err(format!("no TLS handshake within {} s", WITHIN.as_secs())))
 }
 
 /// Lets a server show any certificate, of which it has the key: it is judged afterwards.

@@ -4,19 +4,19 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::doctor::objects::SeenNode;
-use crate::init::facts::FoundNode;
+use crate::doctor::objects::NodeSummary;
+use crate::init::found_cluster::FoundNode;
 
 fn set(names: &[&str]) -> BTreeSet<String> {
     names.iter().map(ToString::to_string).collect()
 }
 
 fn node(name: &str, product: &str, gpus: u64, platform: Platform) -> FoundNode {
-    let seen = SeenNode {
+    let seen = NodeSummary {
         name: name.to_owned(),
         has_gpus: gpus > 0,
         product: product.to_owned(),
-        ..SeenNode::default()
+        ..NodeSummary::default()
     };
     FoundNode { seen, gpus, platform, ..FoundNode::default() }
 }

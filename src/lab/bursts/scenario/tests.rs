@@ -12,13 +12,13 @@ fn rule(borrow: Borrow) -> PoolRule {
 
 const MEMORY: Borrow = Borrow::Memory { most: Share::WHOLE };
 
-fn named(figures: &Figures) -> BTreeMap<&'static str, f64> {
+fn named(figures: &BurstFigures) -> BTreeMap<&'static str, f64> {
     figures.named().into_iter().collect()
 }
 
 #[test]
 fn who_lends_memory_refuses_fewer_bursts_and_no_pod_waits_longer() {
-    let world = World::drawn(42, 0.63, (1, 2));
+    let world = BurstWorld::drawn(42, 0.63, 1, 2);
     let none = play(&world, 42, rule(Borrow::None)).unwrap();
     let memory = play(&world, 42, rule(MEMORY)).unwrap();
     let (none, memory) = (named(&none), named(&memory));
@@ -33,7 +33,7 @@ fn who_lends_memory_refuses_fewer_bursts_and_no_pod_waits_longer() {
 
 #[test]
 fn a_seed_gives_the_same_figures() {
-    let world = World::drawn(7, 0.7, (0, 1));
+    let world = BurstWorld::drawn(7, 0.7, 0, 1);
     let [one, two] = [(); 2].map(|()| play(&world, 7, rule(MEMORY)).unwrap().named());
     assert_eq!(one, two);
 }
@@ -60,7 +60,7 @@ fn traced_with(
     let pods = parse_pods("p", text.as_bytes()).unwrap();
     let bursts = bursts_of(text.as_bytes(), &pods).unwrap();
     let workload = timeline(nodes, pods, Pace::Compress(1.0), NodeOrder::AsIs, 0).unwrap();
-    let world = World::traced(&workload, &bursts);
+    let world = BurstWorld::traced(&workload, &bursts);
     named(&play(&world, 1, rule(borrow)).unwrap())
 }
 

@@ -109,7 +109,7 @@ fn timed_with(
         (time(), time(), parts.next().unwrap().to_owned())
     };
     let rows: Vec<(u64, u64, String)> = pods.iter().map(|text| times(text)).collect();
-    let arrival = |(pod, (at, stays, _)): (usize, &(u64, u64, String))| Arrival {
+    let arrival = |(pod, (at, stays, _)): (usize, &(u64, u64, String))| PodArrival {
         pod,
         at: *at,
         stays: Some(*stays),
@@ -130,7 +130,8 @@ fn timed_with(
     let node_state = replay.cluster.ledger().nodes();
     let nodes = nodes.to_vec();
     let workload = TimedWorkload { nodes, pods: pods.clone(), schedule: schedule.clone() };
-    let run = replay_timed(&workload, SimPolicy::FGD, 1, overflow, (0, standing_after), |_| {});
+    let rules = ReplayRules { overflow, most_moves: 0, standing_after };
+    let run = replay_timed(&workload, SimPolicy::FGD, 1, rules, |_| {});
     (run.unwrap(), node_state)
 }
 
@@ -211,7 +212,7 @@ fn waiting_pods_get_room_by_priority_and_then_by_age() {
          first,1,1,1,1000,\nlow,1,1,1,1000,-1\nold,1,1,1,1000,0\nyoung,1,1,1,1000,0\n\
          high,1,1,1,1000,100\n",
     );
-    let arrival = |pod| Arrival { pod, at: u64::try_from(pod).unwrap(), stays: Some(10) };
+    let arrival = |pod| PodArrival { pod, at: u64::try_from(pod).unwrap(), stays: Some(10) };
     let schedule =
         Schedule { arrivals: (0..5).map(arrival).collect(), window: 0..60, unit: TimeUnit::Second };
     let cluster = SimCluster::new(&nodes, &pods, SimPolicy::BESTFIT, 1, 0).unwrap();
@@ -260,7 +261,8 @@ fn memory_instances_and_slots_are_placed_and_counted_by_what_they_take() {
     let expected =
         ["a 0 900000", "b 0 750000", "b 0 250000", "", "c 0.0 1000000", "c 0.1 1000000", ""];
     assert_eq!(placed, expected);
-    let free: Vec<_> = end.free.iter().map(|it| (it.free.memory.mib(), it.free.share)).collect();
+    let free: Vec<_> =
+        end.free.iter().map(|room| (room.free.memory.mib(), room.free.share)).collect();
     let share = Share::from_millionths;
     let expected = [(1000, share(100_000)), (0, share(0)), (0, share(0)), (0, share(0))];
     assert_eq!(free, expected);
@@ -303,17 +305,17 @@ fn an_ending_pod_frees_room_for_one_that_arrives_at_that_time() {
 fn the_cluster_is_sampled_evenly_and_only_within_the_window() {
     let schedule = Schedule {
         arrivals: vec![
-            Arrival { pod: 0, at: 0, stays: Some(600) },
-            Arrival { pod: 0, at: 0, stays: Some(600) },
-            Arrival { pod: 0, at: 500, stays: None },
+            PodArrival { pod: 0, at: 0, stays: Some(600) },
+            PodArrival { pod: 0, at: 0, stays: Some(600) },
+            PodArrival { pod: 0, at: 500, stays: None },
         ],
         window: 400..800,
         unit: TimeUnit::Second,
     };
     let nodes = vec![node("a", 2, "T4")];
     let workload = TimedWorkload { nodes, pods: vec![pod(0, "0 1 1000")], schedule };
-    let run =
-        replay_timed(&workload, SimPolicy::BESTFIT, 1, Overflow::Lost, (0, None), |_| {}).unwrap();
+    let rules = ReplayRules { overflow: Overflow::Lost, most_moves: 0, standing_after: None };
+    let run = replay_timed(&workload, SimPolicy::BESTFIT, 1, rules, |_| {}).unwrap();
     assert_eq!((run.all.arrivals, run.all.blocked), (1, 1));
     assert_eq!(run.all.allocation.millionths(), 500_000, "both GPUs from 400 to 600");
     let at: Vec<u64> = run.moments.iter().map(|moment| moment.at).collect();

@@ -54,7 +54,7 @@ fn rows(snapshot: &Snapshot) -> String {
 fn check(pod: ClusterPod, expected: &str, notes: &[Note]) {
     let nodes =
         vec![node("a", &[("L4", 20_000)]), node("b", &[("H100", 80_000), ("H100", 80_000)])];
-    let snapshot = Snapshot::of(nodes, vec![pod.clone()], Names::Kept);
+    let snapshot = Snapshot::of(nodes, vec![pod.clone()], RowNames::Kept);
     assert_eq!(snapshot.notes.keys().copied().collect::<Vec<_>>(), notes, "{expected}");
     if expected.is_empty() {
         assert_eq!(snapshot.pods, []);
@@ -133,7 +133,7 @@ fn devices_are_written_one_by_one() {
     cut.rule.instances = InstanceUse::Shared;
     cut.rule.enforcement = Enforcement::Mps;
     cut.rule.replicas = Replicas::new(4);
-    let snapshot = Snapshot::of(vec![cut], Vec::new(), Names::Kept);
+    let snapshot = Snapshot::of(vec![cut], Vec::new(), RowNames::Kept);
     let text = String::from_utf8(snapshot.nodes_csv().unwrap()).unwrap();
     let expected = "sn,cpu_milli,memory_mib,gpu,model,gpu_memory_mib,gpu_models,mig,slots,\
          mig_instances,enforcement,unavailable,other_use_mib\n\
@@ -147,7 +147,7 @@ fn devices_are_written_one_by_one() {
 fn nodes_without_gpus_are_left_out_and_mixed_ones_get_the_main_model() {
     let mixed = node("b", &[("L4", 1), ("A|10\n", 1), ("A|10\n", 1)]);
     let mig = ClusterNode { mig_gpus: 2, ..node("m", &[]) };
-    let snapshot = Snapshot::of(vec![node("z", &[]), mixed, mig], Vec::new(), Names::Kept);
+    let snapshot = Snapshot::of(vec![node("z", &[]), mixed, mig], Vec::new(), RowNames::Kept);
     let expected = TraceNode {
         name: "b".to_owned(),
         cpu_milli: 64_000,
@@ -169,7 +169,7 @@ fn pods_are_in_creation_order() {
         ..pod(name, None, one(fraction(500_000)))
     };
     let pods = vec![at("b", Some(170)), at("c", Some(160)), at("z", None), at("y", None)];
-    let snapshot = Snapshot::of(vec![node("a", &[("L4", 1)])], pods, Names::Kept);
+    let snapshot = Snapshot::of(vec![node("a", &[("L4", 1)])], pods, RowNames::Kept);
     let read: Vec<_> =
         snapshot.pods.iter().map(|pod| (pod.name.as_str(), pod.creation_time)).collect();
     assert_eq!(read, [("y", None), ("z", None), ("c", Some(0)), ("b", Some(10))]);
@@ -186,9 +186,9 @@ fn names_are_valid_unique_and_anonymous_on_request() {
         (seen, snapshot.nodes[0].name.clone(), snapshot.notes.get(&Note::Name).copied())
     };
     let kept = ["pod-2", "t.a", "pod-3", "pod-4", "pod-5"].map(str::to_owned).to_vec();
-    assert_eq!(names(Names::Kept), (kept, "n".to_owned(), Some(3)));
+    assert_eq!(names(RowNames::Kept), (kept, "n".to_owned(), Some(3)));
     let anonymous = ["pod-1", "pod-2", "pod-3", "pod-4", "pod-5"].map(str::to_owned).to_vec();
-    assert_eq!(names(Names::Anonymous), (anonymous, "node-1".to_owned(), None));
+    assert_eq!(names(RowNames::Anonymous), (anonymous, "node-1".to_owned(), None));
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn what_is_written_is_read_back() {
         GpuRequest { models: ModelFilter::new(["L4", "A 10"]), ..GpuRequest::one(Amount::Whole) };
     let mut pods = vec![pod("t/a", Some("b"), Some(request)), pod("t/b", Some("b"), None)];
     pods[0].created_unix_seconds = Some(1_700_000_000);
-    let snapshot = Snapshot::of(nodes, pods, Names::Kept);
+    let snapshot = Snapshot::of(nodes, pods, RowNames::Kept);
     let read_nodes = parse_nodes("n.csv", snapshot.nodes_csv().unwrap().as_slice()).unwrap();
     let read_pods = parse_pods("p.csv", snapshot.pods_csv().unwrap().as_slice()).unwrap();
     assert_eq!((read_nodes, read_pods), (snapshot.nodes, snapshot.pods));

@@ -106,7 +106,7 @@ fn an_endless_file_is_rejected_before_it_fills_memory() {
 
     let header = b"name,a,b,num_gpu,c\n".to_vec();
     let mut rows = Endless { row: Some(0), rest: header, served: 0 };
-    let mut table = Table::new("pods.csv", &mut rows).unwrap();
+    let mut table = CsvTable::new("pods.csv", &mut rows).unwrap();
     table.rows_max = 1000;
     let refused = table.rows(|row| Ok(row.text("name").to_owned()), |name| name);
     let refused = refused.unwrap_err().to_string();
@@ -210,7 +210,8 @@ fn pods_request_in_all_dimensions() {
     let read = parse_pods("pods.csv", text.as_bytes()).unwrap();
     let share = Share::from_millionths;
     let mib = MemMib::new;
-    let requests: Vec<_> = read.iter().map(|pod| pod.request().map(|it| it.amount)).collect();
+    let requests: Vec<_> =
+        read.iter().map(|pod| pod.request().map(|request| request.amount)).collect();
     let expected = [
         Some(Amount::Fraction(share(250_000))),
         Some(Amount::Fraction(share(333_330))),
@@ -225,7 +226,8 @@ fn pods_request_in_all_dimensions() {
     ];
     assert_eq!(requests, expected);
     assert_eq!(read.iter().filter(|pod| pod.more.is_none()).count(), 2, "plain and several");
-    let limits: Vec<_> = read.iter().map(|pod| pod.request().and_then(|it| it.limit)).collect();
+    let limits: Vec<_> =
+        read.iter().map(|pod| pod.request().and_then(|request| request.limit)).collect();
     assert_eq!(limits[1], Some(Limit::Fraction(share(500_000))));
     assert_eq!(limits[3], Some(Limit::Memory(mib(12_288))));
     let rest = read[7].request().unwrap();
@@ -274,12 +276,12 @@ fn nodes_have_memory_instances_and_the_rules_of_their_pool() {
     assert_eq!(capacity, [2000, 2000, 2000, 3000, 1000]);
     let devices = |at: usize| read[at].devices(0).unwrap();
     let memory = |at: usize| -> Vec<u64> {
-        devices(at).iter().map(|it| it.device.capacity().mib()).collect()
+        devices(at).iter().map(|device| device.device.capacity().mib()).collect()
     };
     assert_eq!((memory(0), memory(1)), (vec![15_360; 2], vec![14_910; 2]));
     assert_eq!((memory(2), memory(3)), (vec![14_910, 40_379], vec![40_960, 19_968, 4800, 40_379]));
     let [_, part, small, other] = &devices(3)[..] else { panic!("{:?}", devices(3)) };
-    assert_eq!([part, small, other].map(|it| it.at.to_string()), ["0.0", "0.1", "1"]);
+    assert_eq!([part, small, other].map(|device| device.at.to_string()), ["0.0", "0.1", "1"]);
     assert_eq!((part.device.health, small.device.health), (Health::Healthy, Health::Unhealthy));
     assert_eq!(devices(2)[1].device.model.as_str(), "A100");
     assert!(read[3].has_device(small.at) && read[3].has_device(other.at));

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use agent::gpu::probe::{ProbeError, Sample};
+use agent::gpu::sample::{ProbeError, Sample};
 use agent::nvml::probe::NvmlProbe;
 use agent::processes::pods::PodsByProcess;
 use serde_json::{Value, json};

@@ -1,7 +1,7 @@
 //! How events and the driver's recovery action change the health of a device.
 
 use agent::gpu::health::XidCounts;
-use agent::gpu::probe::{ProbeError, Sample};
+use agent::gpu::sample::{ProbeError, Sample};
 use agent::nvml::probe::NvmlProbe;
 use serde_json::{Value, json};
 use wire::api::condition::DeviceFault;

@@ -1,6 +1,6 @@
 //! What is read of devices that work, and of drivers that say little.
 
-use agent::gpu::probe::{Probe, ProcessSampling};
+use agent::gpu::sample::{Probe, ProcessSampling};
 use agent::nvml::probe::NvmlProbe;
 use serde_json::{Value, json};
 use wire::api::condition::DeviceFault;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use agent::gpu::probe::{Probe, ProcessSampling};
+use agent::gpu::sample::{Probe, ProcessSampling};
 use agent::node::kubelet::{BesideKubelet, KubeletDevices, KubeletError, allocatable};
 use axum::body::Bytes;
 use http_body_util::{BodyExt, StreamBody};

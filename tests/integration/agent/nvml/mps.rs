@@ -5,7 +5,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use agent::gpu::probe::{Probe, ProcessSampling};
+use agent::gpu::sample::{Probe, ProcessSampling};
 use agent::mps::daemons::{Duty, MpsDaemons, MpsLoops, MpsSettings};
 use agent::nvml::probe::NvmlProbe;
 use runtime::clock::Clock;

@@ -4,15 +4,15 @@ use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use clap::Args;
-use cli::simulate::command::{Output, print};
 use cli::simulate::flags::RunArgs;
 use cli::simulate::jobs::SimulateError;
+use cli::simulate::simulate_command::{Output, print};
 use sim::run::timeline::{Pace, timeline};
 use sim::trace::churn::NodeOrder;
 use sim::trace::read::{read_nodes, read_pods, size_up};
 
 use crate::bursts::columns::read_bursts;
-use crate::bursts::compare::{Comparison, Source, compare};
+use crate::bursts::compare_rules::{Comparison, Source, compare};
 
 /// Flags of `gpupack-lab bursts`.
 #[derive(Debug, Args)]

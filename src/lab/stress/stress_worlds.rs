@@ -7,10 +7,9 @@ use std::num::NonZeroU64;
 
 use rand_chacha::rand_core::RngCore;
 
-use crate::stress::draw::{self, Change, Kind, chance_of};
+use crate::stress::draw::{self, KindChange, PodsKind, chance_of};
 use engine::model::request::Amount;
 use sim::trace::churn::{NodeOrder, index_below, ranked};
-use sim::trace::dimensions::MoreOfPod;
 use sim::trace::read::{TraceNode, TracePod, parse_nodes, parse_pods, size_up};
 use sim::trace::table::TraceError;
 use sim::trace::workload::{Workload, WorkloadError};
@@ -26,7 +25,7 @@ const TEN_NODES: usize = 200;
 
 /// A world.
 #[derive(Debug, Clone, Copy)]
-pub struct World {
+pub struct StressWorld {
     /// The name that users type.
     pub name: &'static str,
     /// What is compared there.
@@ -46,7 +45,7 @@ pub enum Measure {
 #[derive(Debug, Clone, Copy)]
 enum Make {
     /// On all nodes, pods of these kinds in turn.
-    Mix(&'static [Kind], Change),
+    Mix(&'static [PodsKind], KindChange),
     /// On this many nodes of the trace.
     Fleet(usize),
     /// The same, up to this load in percent.
@@ -54,7 +53,7 @@ enum Make {
     /// The same with pods that request memory.
     Memory(usize, u64),
     /// All pods in another order.
-    Order(Order),
+    Order(PodOrder),
     /// Requested shares times this many hundredths.
     Sizes(u32),
     /// Requested shares rounded up to quarters.
@@ -66,7 +65,7 @@ enum Make {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Order {
+enum PodOrder {
     /// The smallest request first.
     Rising,
     /// The largest first.
@@ -75,39 +74,43 @@ enum Order {
     Runs,
 }
 
-const fn mix(name: &'static str, kinds: &'static [Kind], change: Change) -> World {
-    World { name, measure: Measure::Allocation, make: Make::Mix(kinds, change) }
+const fn mix(name: &'static str, kinds: &'static [PodsKind], change: KindChange) -> StressWorld {
+    StressWorld { name, measure: Measure::Allocation, make: Make::Mix(kinds, change) }
 }
 
-const fn world(name: &'static str, make: Make) -> World {
-    World { name, measure: Measure::Allocation, make }
+const fn world(name: &'static str, make: Make) -> StressWorld {
+    StressWorld { name, measure: Measure::Allocation, make }
 }
 
-const fn filled(name: &'static str, nodes: usize, load: u64) -> World {
-    World { name, measure: Measure::Efficiency, make: Make::Filled(nodes, load) }
+const fn filled(name: &'static str, nodes: usize, load: u64) -> StressWorld {
+    StressWorld { name, measure: Measure::Efficiency, make: Make::Filled(nodes, load) }
 }
 
 /// All worlds, in the order of the documentation.
-pub const WORLDS: [World; 32] = {
-    use Kind::{All, Large, Several, Shares, Small};
+pub const WORLDS: [StressWorld; 32] = {
+    use PodsKind::{All, Large, Several, Shares, Small};
     [
-        mix("shares-several", &[Shares, Several], Change::Abrupt),
-        mix("several-shares", &[Several, Shares], Change::Abrupt),
-        mix("small-large", &[Small, Large], Change::Abrupt),
-        mix("large-small", &[Large, Small], Change::Abrupt),
-        mix("shares-several-shares", &[Shares, Several, Shares], Change::Abrupt),
-        mix("several-shares-several", &[Several, Shares, Several], Change::Abrupt),
-        mix("small-large-small", &[Small, Large, Small], Change::Abrupt),
-        mix("all-several-all", &[All, Several, All], Change::Abrupt),
-        mix("shares-several-twice", &[Shares, Several, Shares, Several], Change::Abrupt),
-        mix("shares-several-slowly", &[Shares, Several], Change::Gradual),
-        mix("several-shares-slowly", &[Several, Shares], Change::Gradual),
-        mix("shares-several-shares-slowly", &[Shares, Several, Shares], Change::Gradual),
-        mix("small-large-small-slowly", &[Small, Large, Small], Change::Gradual),
-        mix("shares-several-twice-slowly", &[Shares, Several, Shares, Several], Change::Gradual),
-        world("order-rising", Make::Order(Order::Rising)),
-        world("order-falling", Make::Order(Order::Falling)),
-        world("order-runs", Make::Order(Order::Runs)),
+        mix("shares-several", &[Shares, Several], KindChange::Abrupt),
+        mix("several-shares", &[Several, Shares], KindChange::Abrupt),
+        mix("small-large", &[Small, Large], KindChange::Abrupt),
+        mix("large-small", &[Large, Small], KindChange::Abrupt),
+        mix("shares-several-shares", &[Shares, Several, Shares], KindChange::Abrupt),
+        mix("several-shares-several", &[Several, Shares, Several], KindChange::Abrupt),
+        mix("small-large-small", &[Small, Large, Small], KindChange::Abrupt),
+        mix("all-several-all", &[All, Several, All], KindChange::Abrupt),
+        mix("shares-several-twice", &[Shares, Several, Shares, Several], KindChange::Abrupt),
+        mix("shares-several-slowly", &[Shares, Several], KindChange::Gradual),
+        mix("several-shares-slowly", &[Several, Shares], KindChange::Gradual),
+        mix("shares-several-shares-slowly", &[Shares, Several, Shares], KindChange::Gradual),
+        mix("small-large-small-slowly", &[Small, Large, Small], KindChange::Gradual),
+        mix(
+            "shares-several-twice-slowly",
+            &[Shares, Several, Shares, Several],
+            KindChange::Gradual,
+        ),
+        world("order-rising", Make::Order(PodOrder::Rising)),
+        world("order-falling", Make::Order(PodOrder::Falling)),
+        world("order-runs", Make::Order(PodOrder::Runs)),
         world("sizes-80", Make::Sizes(80)),
         world("sizes-115", Make::Sizes(115)),
         world("sizes-quarters", Make::Quarters),
@@ -119,14 +122,14 @@ pub const WORLDS: [World; 32] = {
         world("fleet-100", Make::Fleet(100)),
         filled("filled-8", 8, 80),
         filled("filled-20", 20, 80),
-        World {
+        StressWorld {
             name: "filled-20-memory",
             measure: Measure::Efficiency,
             make: Make::Memory(20, 80),
         },
         filled("filled-100", 100, 80),
         filled("filled-300", 300, 80),
-        World { name: "ten-fractions", measure: Measure::Efficiency, make: Make::Ten },
+        StressWorld { name: "ten-fractions", measure: Measure::Efficiency, make: Make::Ten },
     ]
 };
 
@@ -141,7 +144,7 @@ pub enum StressError {
     Trace(#[from] TraceError),
 }
 
-impl World {
+impl StressWorld {
     /// The worlds whose names begin with `start`.
     pub fn named(start: &str) -> impl Iterator<Item = Self> {
         let exact = WORLDS.iter().any(|world| world.name == start);
@@ -162,12 +165,9 @@ impl World {
         seed: i64,
     ) -> Result<Workload, StressError> {
         let chance = &mut chance_of(self.name, seed);
-        let ranked = |nodes: &[TraceNode], chance: &mut _| {
-            ranked(nodes.to_vec(), NodeOrder::Shuffled, chance)
-        };
         let (mut nodes, arrivals) = match self.make {
             Make::Mix(kinds, change) => {
-                (ranked(nodes, chance), drawn(nodes, pods, kinds, change, LOAD, chance)?)
+                (shuffled(nodes, chance), drawn(nodes, pods, kinds, change, LOAD, chance)?)
             }
             Make::Fleet(count) => on_fleet(nodes, pods, count, LOAD, chance)?,
             Make::Filled(count, load) => on_fleet(nodes, pods, count, load, chance)?,
@@ -175,24 +175,25 @@ impl World {
                 let nodes = draw::fleet(nodes, count, chance)?;
                 let mut pods = with_memory(pods, chance);
                 size_up(&nodes, &mut pods);
-                let arrivals = drawn(&nodes, &pods, &[Kind::All], Change::Abrupt, load, chance)?;
+                let arrivals =
+                    drawn(&nodes, &pods, &[PodsKind::All], KindChange::Abrupt, load, chance)?;
                 (nodes, arrivals)
             }
             Make::Order(order) => {
-                let all = drawn(nodes, pods, &[Kind::All], Change::Abrupt, LOAD, chance)?;
-                (ranked(nodes, chance), ordered(all, order, chance))
+                let all = drawn(nodes, pods, &[PodsKind::All], KindChange::Abrupt, LOAD, chance)?;
+                (shuffled(nodes, chance), ordered(all, order, chance))
             }
             Make::Sizes(percent) => {
                 let resized = |milli: u32| (milli * percent).div_ceil(100);
-                (ranked(nodes, chance), with_sizes(nodes, pods, resized, chance)?)
+                (shuffled(nodes, chance), with_sizes(nodes, pods, resized, chance)?)
             }
             Make::Quarters => {
                 let resized = |milli: u32| milli.div_ceil(250) * 250;
-                (ranked(nodes, chance), with_sizes(nodes, pods, resized, chance)?)
+                (shuffled(nodes, chance), with_sizes(nodes, pods, resized, chance)?)
             }
             Make::Cpu(percent) => {
-                let all = drawn(nodes, pods, &[Kind::All], Change::Abrupt, LOAD, chance)?;
-                let mut nodes = ranked(nodes, chance);
+                let all = drawn(nodes, pods, &[PodsKind::All], KindChange::Abrupt, LOAD, chance)?;
+                let mut nodes = shuffled(nodes, chance);
                 nodes.iter_mut().for_each(|node| node.cpu_milli = node.cpu_milli * percent / 100);
                 (nodes, all)
             }
@@ -203,11 +204,15 @@ impl World {
     }
 }
 
+fn shuffled(nodes: &[TraceNode], chance: &mut impl RngCore) -> Vec<TraceNode> {
+    ranked(nodes.to_vec(), NodeOrder::Shuffled, chance)
+}
+
 fn drawn(
     nodes: &[TraceNode],
     pods: &[TracePod],
-    kinds: &[Kind],
-    change: Change,
+    kinds: &[PodsKind],
+    change: KindChange,
     load: u64,
     chance: &mut impl RngCore,
 ) -> Result<Vec<TracePod>, WorkloadError> {
@@ -222,7 +227,7 @@ fn on_fleet(
     chance: &mut impl RngCore,
 ) -> Result<(Vec<TraceNode>, Vec<TracePod>), WorkloadError> {
     let nodes = draw::fleet(nodes, count, chance)?;
-    let pods = drawn(&nodes, pods, &[Kind::All], Change::Abrupt, load, chance)?;
+    let pods = drawn(&nodes, pods, &[PodsKind::All], KindChange::Abrupt, load, chance)?;
     Ok((nodes, pods))
 }
 
@@ -238,13 +243,14 @@ fn with_sizes(
     for pod in pods.iter_mut().filter(|pod| requests_share_alone(pod)) {
         pod.gpu_milli = resized(pod.gpu_milli).clamp(1, 1000);
     }
-    drawn(nodes, &pods, &[Kind::All], Change::Abrupt, LOAD, chance)
+    drawn(nodes, &pods, &[PodsKind::All], KindChange::Abrupt, LOAD, chance)
 }
 
 /// Whether `gpu_milli` says all that the pod requests of its one GPU.
 fn requests_share_alone(pod: &TracePod) -> bool {
-    let is_plain = |more: &MoreOfPod| more.amount.is_none() && more.limit.is_none();
-    pod.num_gpu == 1 && pod.gpu_milli < 1000 && pod.more.as_deref().is_none_or(is_plain)
+    let more = pod.more.as_deref();
+    let is_plain = more.is_none_or(|more| more.amount.is_none() && more.limit.is_none());
+    pod.num_gpu == 1 && pod.gpu_milli < 1000 && is_plain
 }
 
 /// Of the pods with a share, by chance: a third request memory instead, as much of 16 GiB, and a
@@ -271,16 +277,16 @@ fn with_memory(pods: &[TracePod], chance: &mut impl RngCore) -> Vec<TracePod> {
     pods
 }
 
-fn ordered(mut pods: Vec<TracePod>, order: Order, chance: &mut impl RngCore) -> Vec<TracePod> {
+fn ordered(mut pods: Vec<TracePod>, order: PodOrder, chance: &mut impl RngCore) -> Vec<TracePod> {
     let size = |pod: &TracePod| (pod.demand_milli(), pod.cpu_milli, pod.memory_mib);
     pods.sort_by(|a, b| size(a).cmp(&size(b)).then_with(|| a.gpu_spec.cmp(&b.gpu_spec)));
     match order {
-        Order::Rising => pods,
-        Order::Falling => {
+        PodOrder::Rising => pods,
+        PodOrder::Falling => {
             pods.reverse();
             pods
         }
-        Order::Runs => {
+        PodOrder::Runs => {
             let mut runs: Vec<&[TracePod]> = pods.chunks(50).collect();
             draw::shuffle(&mut runs, chance);
             runs.concat()
@@ -339,13 +345,13 @@ mod tests {
     #[test]
     fn a_trace_without_pods_of_a_kind_has_no_such_world() {
         let (nodes, pods) = trace();
-        let world = World::named("shares-several").next().unwrap();
+        let world = StressWorld::named("shares-several").next().unwrap();
         assert!(world.workload(&nodes, &pods[..3], 1).is_err());
     }
 
     #[test]
     fn worlds_are_found_by_name_or_by_its_start() {
-        let names = |start| World::named(start).map(|world| world.name).collect::<Vec<_>>();
+        let names = |start| StressWorld::named(start).map(|world| world.name).collect::<Vec<_>>();
         assert_eq!(names("ten"), ["ten-fractions"]);
         assert_eq!(names("shares-several"), ["shares-several"]);
         assert_eq!(names("sizes"), ["sizes-80", "sizes-115", "sizes-quarters"]);
@@ -355,8 +361,9 @@ mod tests {
     #[test]
     fn other_orders_and_sizes_keep_the_rest() {
         let (nodes, pods) = trace();
-        let arrivals =
-            |name| World::named(name).next().unwrap().workload(&nodes, &pods, 5).unwrap().arrivals;
+        let arrivals = |name| {
+            StressWorld::named(name).next().unwrap().workload(&nodes, &pods, 5).unwrap().arrivals
+        };
         let demands: Vec<u64> =
             arrivals("order-rising").iter().map(TracePod::demand_milli).collect();
         assert!(demands.is_sorted());
@@ -377,7 +384,7 @@ mod tests {
         let known: BTreeMap<String, (u32, Option<GpuRequest>)> =
             pods.iter().map(|pod| (pod.name.clone(), (pod.gpu_milli, pod.request()))).collect();
         for name in ["sizes-80", "sizes-115", "sizes-quarters"] {
-            let world = World::named(name).next().unwrap();
+            let world = StressWorld::named(name).next().unwrap();
             let arrivals = world.workload(&nodes, &pods, 5).unwrap().arrivals;
             let mut resized = BTreeSet::new();
             for pod in arrivals {
@@ -393,7 +400,7 @@ mod tests {
     #[test]
     fn pods_of_the_memory_world_request_memory_that_every_gpu_has() {
         let (nodes, pods) = trace();
-        let world = World::named("filled-20-memory").next().unwrap();
+        let world = StressWorld::named("filled-20-memory").next().unwrap();
         let of = |pod: &TracePod| pod.more.as_ref().and_then(|more| more.amount.clone());
         let gib = |gib: u64| MemMib::new(gib * 1024);
         let both = |milli: u64, memory| {

@@ -13,7 +13,7 @@ use crate::base::failure::Failure;
 use crate::base::plain::{LookArgs, Mood, Output, json, painted, print, wrapped};
 use crate::base::reader::Reader;
 use crate::doctor::checks::checked;
-use crate::doctor::facts::Plan;
+use crate::doctor::cluster_facts::CheckPlan;
 use crate::doctor::rights::Places;
 use runtime::clock::Clock;
 use wire::api::commands::{Check, CheckCounts, CheckState, Diagnosis};
@@ -89,7 +89,7 @@ async fn diagnosed(args: &DoctorArgs, clock: Clock) -> Result<Vec<Check>, Failur
     };
     let reader = Reader::connected(&args.server.api_server).await?;
     let server = args.server.connect().await?;
-    let plan = Plan {
+    let plan = CheckPlan {
         reader: &reader,
         server: &server,
         places: Places {
@@ -117,12 +117,12 @@ fn progress() -> ProgressBar {
 }
 
 fn counted(checks: &[Check]) -> CheckCounts {
-    let of = |state| checks.iter().filter(|check| check.state == state).count();
+    let count_of = |state| checks.iter().filter(|check| check.state == state).count();
     CheckCounts {
-        ok: of(CheckState::Ok),
-        warning: of(CheckState::Warning),
-        problem: of(CheckState::Problem),
-        not_checked: of(CheckState::NotChecked),
+        ok: count_of(CheckState::Ok),
+        warning: count_of(CheckState::Warning),
+        problem: count_of(CheckState::Problem),
+        not_checked: count_of(CheckState::NotChecked),
     }
 }
 

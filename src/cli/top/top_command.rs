@@ -12,7 +12,7 @@ use crate::base::connect;
 use crate::base::connect::ServerArgs;
 use crate::base::failure::Failure;
 use crate::base::plain::{LookArgs, Output, colored, print, table};
-use crate::top::rows::Row;
+use crate::top::rows::TopRow;
 use crate::top::sums::Sums;
 use wire::api::commands::{DeviceItem, TenantItem};
 use wire::api::page::{Team, TeamList};
@@ -69,7 +69,7 @@ enum What {
         #[arg(long, value_enum, default_value_t, value_name = "COLUMN")]
         sort_by: TeamOrder,
         #[command(flatten)]
-        shown: Shown,
+        shown: ShowArgs,
     },
 }
 
@@ -80,12 +80,12 @@ struct Common {
     #[arg(long, value_name = "NAME")]
     node: Option<String>,
     #[command(flatten)]
-    shown: Shown,
+    shown: ShowArgs,
 }
 
 /// Flags of all.
 #[derive(Debug, Args)]
-struct Shown {
+struct ShowArgs {
     /// Show it again and again, in place on a terminal
     #[arg(short, long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2",
         value_parser = clap::value_parser!(u64).range(1..=3_600))]
@@ -173,8 +173,7 @@ pub fn run(args: &TopArgs) -> Result<(), Failure> {
                 common.show(|nodes| tenant_rows(nodes, namespace.as_deref(), *sort_by)).await
             }
             What::Teams { sort_by, shown } => {
-                let rows = |list: TeamList| team_rows(list.items, *sort_by);
-                shown.show("/v1/teams", rows).await
+                shown.show("/v1/teams", |list: TeamList| team_rows(list.items, *sort_by)).await
             }
         }
     })
@@ -182,7 +181,7 @@ pub fn run(args: &TopArgs) -> Result<(), Failure> {
 
 impl Common {
     /// Shows the rows of nodes.
-    async fn show<R: Row>(&self, rows: impl Fn(Vec<Node>) -> Vec<R>) -> Result<(), Failure> {
+    async fn show<R: TopRow>(&self, rows: impl Fn(Vec<Node>) -> Vec<R>) -> Result<(), Failure> {
         if let Some(node) = self.node.as_ref().filter(|node| !is_name(node)) {
             return Err(Failure::usage(format!("`{node}` is not a valid node name")));
         }
@@ -191,9 +190,9 @@ impl Common {
     }
 }
 
-impl Shown {
+impl ShowArgs {
     /// Shows the rows of an answer once, or again and again until the output is closed.
-    async fn show<A: DeserializeOwned, R: Row>(
+    async fn show<A: DeserializeOwned, R: TopRow>(
         &self,
         path: &str,
         rows: impl Fn(A) -> Vec<R>,
@@ -222,7 +221,7 @@ impl Shown {
         }
     }
 
-    fn text<R: Row>(&self, rows: Vec<R>, in_place: bool) -> Result<String, Failure> {
+    fn text<R: TopRow>(&self, rows: Vec<R>, in_place: bool) -> Result<String, Failure> {
         if self.look.output == Output::Json {
             return R::json(rows);
         }
@@ -266,15 +265,16 @@ fn node_rows(mut nodes: Vec<Node>, order: NodeOrder) -> Vec<Node> {
 }
 
 fn gpu_rows(nodes: Vec<Node>, order: GpuOrder) -> Vec<DeviceItem> {
-    let of_node = |node: Node| {
-        let (name, node_state, pool) = (node.name, node.state, node.pool);
-        let item =
-            move |device| DeviceItem { node: name.clone(), node_state, pool: pool.clone(), device };
-        node.devices.into_iter().map(item)
-    };
-    let mut rows: Vec<DeviceItem> = nodes.into_iter().flat_map(of_node).collect();
-    let place = |row: &DeviceItem| (row.node.clone(), row.device.index, row.device.id.clone());
-    rows.sort_by_cached_key(place);
+    let mut rows: Vec<DeviceItem> = Vec::new();
+    for node in nodes {
+        rows.extend(node.devices.into_iter().map(|device| DeviceItem {
+            node: node.name.clone(),
+            node_state: node.state,
+            pool: node.pool.clone(),
+            device,
+        }));
+    }
+    rows.sort_by_cached_key(|row| (row.node.clone(), row.device.index, row.device.id.clone()));
     rows.sort_by_key(|DeviceItem { device, .. }| {
         Reverse(match order {
             GpuOrder::Name => 0,
@@ -301,6 +301,14 @@ fn team_rows(mut rows: Vec<Team>, order: TeamOrder) -> Vec<Team> {
     rows
 }
 
+fn namespace_of(row: &TenantItem) -> &str {
+    row.tenant.pod.split_once('/').map_or("", |(namespace, _)| namespace)
+}
+
+fn place_of(row: &TenantItem) -> impl Ord + use<> {
+    (row.node.clone(), row.device_index, row.device_id.clone())
+}
+
 fn tenant_rows(nodes: Vec<Node>, namespace: Option<&str>, order: TenantOrder) -> Vec<TenantItem> {
     let mut rows: Vec<TenantItem> = Vec::new();
     for node in nodes {
@@ -313,13 +321,13 @@ fn tenant_rows(nodes: Vec<Node>, namespace: Option<&str>, order: TenantOrder) ->
             }));
         }
     }
-    let of = |row: &TenantItem| row.tenant.pod.split_once('/').map_or("", |it| it.0).to_owned();
-    rows.retain(|row| namespace.is_none_or(|namespace| of(row) == namespace));
-    let place = |row: &TenantItem| (row.node.clone(), row.device_index, row.device_id.clone());
-    rows.sort_by_cached_key(|row| (of(row), row.tenant.pod.clone(), place(row)));
+    rows.retain(|row| namespace.is_none_or(|namespace| namespace_of(row) == namespace));
+    rows.sort_by_cached_key(|row| {
+        (namespace_of(row).to_owned(), row.tenant.pod.clone(), place_of(row))
+    });
     match order {
         TenantOrder::Name => {}
-        TenantOrder::Node => rows.sort_by_cached_key(place),
+        TenantOrder::Node => rows.sort_by_cached_key(place_of),
         TenantOrder::Share => {
             rows.sort_by_key(|row| Reverse(row.tenant.allocated.share_millionths))
         }

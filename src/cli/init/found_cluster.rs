@@ -7,8 +7,8 @@ use k8s_openapi::api::node::v1::RuntimeClass;
 use k8s_openapi::apimachinery::pkg::version::Info;
 use serde::Deserialize;
 
-use crate::base::reader::{Read, Reader, Target};
-use crate::doctor::objects::SeenNode;
+use crate::base::reader::{ObjectPath, Read, Reader};
+use crate::doctor::objects::NodeSummary;
 
 /// A taint of a node that keeps pods away.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,7 +36,7 @@ pub(crate) enum Platform {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FoundNode {
     /// Its name, GPUs and labels.
-    pub(crate) seen: SeenNode,
+    pub(crate) seen: NodeSummary,
     /// Number of GPUs that its labels or kubelet name.
     pub(crate) gpus: u64,
     pub(crate) taints: BTreeSet<Taint>,
@@ -48,9 +48,8 @@ impl FoundNode {
     pub(crate) fn of(node: Node) -> Self {
         let spec = node.spec.clone().unwrap_or_default();
         let labels = node.metadata.labels.clone().unwrap_or_default();
-        let keeps_away = |effect: &str| ["NoSchedule", "NoExecute"].contains(&effect);
         let taints = spec.taints.unwrap_or_default().into_iter();
-        let taints = taints.filter(|taint| keeps_away(&taint.effect));
+        let taints = taints.filter(|taint| ["NoSchedule", "NoExecute"].contains(&&*taint.effect));
         let is_labeled = |start: &str| labels.keys().any(|key| key.starts_with(start));
         let made_by = spec.provider_id.unwrap_or_default();
         let platform = if is_labeled("node.openshift.io/") {
@@ -67,11 +66,11 @@ impl FoundNode {
             Platform::Unknown
         };
         let labeled = labels.get("nvidia.com/gpu.count").and_then(|text| text.parse().ok());
-        let seen = SeenNode::of(node, &std::collections::BTreeMap::new(), None);
+        let seen = NodeSummary::of(node, &std::collections::BTreeMap::new(), None);
         let advertised = seen.of_kubelet.iter().map(|(_, amount)| *amount).max();
         Self {
             gpus: labeled.or(advertised).unwrap_or(0).min(64),
-            taints: taints.map(|it| Taint { key: it.key, effect: it.effect }).collect(),
+            taints: taints.map(|taint| Taint { key: taint.key, effect: taint.effect }).collect(),
             platform,
             seen,
         }
@@ -111,10 +110,10 @@ struct Group {
 impl Cluster {
     /// Asks the API server.
     pub(crate) async fn read(reader: &Reader) -> Self {
-        let nodes = Target::all("", "v1", "nodes");
-        let pods = Target::all("", "v1", "pods");
+        let nodes = ObjectPath::all("", "v1", "nodes");
+        let pods = ObjectPath::all("", "v1", "pods");
         let system_pods = pods.within("kube-system");
-        let classes = Target::all("node.k8s.io", "v1", "runtimeclasses");
+        let classes = ObjectPath::all("node.k8s.io", "v1", "runtimeclasses");
         let (version, nodes, groups, operators, schedulers, classes) = tokio::join!(
             reader.path::<Info>("/version"),
             reader.list(&nodes, "", FoundNode::of),

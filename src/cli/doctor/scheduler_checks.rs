@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Service;
 
 use crate::base::reader::Read;
 use crate::doctor::finding::{Findings, Found, count, names, or_ok, short, there};
-use crate::doctor::objects::Workload;
+use crate::doctor::objects::WorkloadSummary;
 use crate::doctor::scheduler_file::{Extender, Profile, SchedulerFile, TlsConfig};
 use crate::doctor::table::*;
 use kube_api::config::file::Config;
@@ -20,14 +20,14 @@ use wire::api::commands::Check;
 const WEIGHT: i64 = 5;
 
 /// What the file is compared with.
-pub(crate) struct Expected<'a> {
+pub(crate) struct ExpectedSettings<'a> {
     pub(crate) config: &'a Config,
     /// MIG profiles of the nodes, without prefix.
     pub(crate) mig_profiles: &'a BTreeSet<String>,
     pub(crate) service: &'a Read<Service>,
 }
 
-impl Expected<'_> {
+impl ExpectedSettings<'_> {
     fn has_address(&self, ip: &str) -> bool {
         let specs = self.service.iter().filter_map(|service| service.spec.as_ref());
         specs.flat_map(|spec| spec.cluster_ips.iter().flatten()).any(|own| own == ip)
@@ -35,7 +35,11 @@ impl Expected<'_> {
 }
 
 /// The findings about the file of a ConfigMap, where kube-scheduler is one of gpupack's.
-pub(crate) fn of_map(file: &Read<String>, own: &Read<Workload>, expected: &Expected<'_>) -> Found {
+pub(crate) fn of_map(
+    file: &Read<String>,
+    own: &Read<WorkloadSummary>,
+    expected: &ExpectedSettings<'_>,
+) -> Found {
     let names = &expected.config.scheduler_names;
     let elsewhere = match names.iter().any(|name| name == "default-scheduler") {
         true => IN_PLACE,
@@ -46,7 +50,7 @@ pub(crate) fn of_map(file: &Read<String>, own: &Read<Workload>, expected: &Expec
 }
 
 /// The findings about a file.
-pub(crate) fn of_file(text: &str, expected: &Expected<'_>) -> Found {
+pub(crate) fn of_file(text: &str, expected: &ExpectedSettings<'_>) -> Found {
     let file = SchedulerFile::from_yaml(text).map_err(|error| NO_FILE.with([&error]))?;
     let all = count(file.extenders.len(), "extender");
     let extender = ours(&file, expected).ok_or_else(|| NOT_OURS.with([&all]))?;
@@ -66,13 +70,12 @@ pub(crate) fn of_file(text: &str, expected: &Expected<'_>) -> Found {
 }
 
 /// The entry that calls the extender.
-fn ours<'a>(file: &'a SchedulerFile, expected: &Expected<'_>) -> Option<&'a Extender> {
-    let is_named = |extender: &&Extender| {
+fn ours<'a>(file: &'a SchedulerFile, expected: &ExpectedSettings<'_>) -> Option<&'a Extender> {
+    let named = file.extenders.iter().find(|extender| {
         let host = host_of(&extender.url_prefix).map(|(_, host)| host).unwrap_or_default();
         expected.config.allowed_hosts.contains(&host) || expected.has_address(&host)
-    };
-    let found = file.extenders.iter().find(is_named);
-    found.or(file.extenders.first().filter(|_| file.extenders.len() == 1))
+    });
+    named.or(file.extenders.first().filter(|_| file.extenders.len() == 1))
 }
 
 fn host_of(url: &str) -> Option<(Uri, String)> {
@@ -81,7 +84,7 @@ fn host_of(url: &str) -> Option<(Uri, String)> {
     Some((uri, host))
 }
 
-fn address(extender: &Extender, expected: &Expected<'_>) -> Found {
+fn address(extender: &Extender, expected: &ExpectedSettings<'_>) -> Found {
     let config = expected.config;
     let url = short(&extender.url_prefix);
     let (uri, host) = host_of(&extender.url_prefix).ok_or_else(|| NO_ADDRESS.with([&url]))?;
@@ -149,7 +152,6 @@ fn tls(extender: &Extender, config: &Config, found: &mut Findings) {
         (Some(_), false) => return found.push(ONLY_EXTENDER_TLS.with([])),
         (Some(_), true) => {}
     }
-    let is_given = |file: &str, data: &str| !file.is_empty() || !data.is_empty();
     if *insecure || !is_given(ca_file, ca_data) {
         found.push(NOT_VERIFIED.with([]));
     }
@@ -162,8 +164,18 @@ fn tls(extender: &Extender, config: &Config, found: &mut Findings) {
     }
 }
 
+/// Whether kube-scheduler gets something in one of both ways.
+fn is_given(file: &str, data: &str) -> bool {
+    !file.is_empty() || !data.is_empty()
+}
+
 /// Profiles and the resources that they must leave to gpupack.
-fn profiles(file: &SchedulerFile, extender: &Extender, to: &Expected<'_>, found: &mut Findings) {
+fn profiles(
+    file: &SchedulerFile,
+    extender: &Extender,
+    to: &ExpectedSettings<'_>,
+    found: &mut Findings,
+) {
     let default = [Profile::default()];
     let all = if file.profiles.is_empty() { &default[..] } else { &file.profiles };
     let known = &to.config.scheduler_names;
@@ -185,12 +197,14 @@ fn profiles(file: &SchedulerFile, extender: &Extender, to: &Expected<'_>, found:
             (false, _) if to.config.preemption.enabled => found.push(NO_PREEMPTION.with([&name])),
             (false, _) | (true, false) => {}
         }
-        let is_counted = |it: &&String| !profile.ignores(it) && !extender.manages(it);
-        let counted: Vec<&String> = needed.iter().filter(is_counted).collect();
+        let counted = needed.iter().filter(|resource| !profile.ignores(resource));
+        let counted: Vec<&String> =
+            counted.filter(|resource| !extender.manages(resource)).collect();
         found.extend(COUNTED.about_with(&counted, [&name]));
     }
-    let managed = |name| extender.managed_resources.iter().any(|it| it.name == name);
-    if is_marked && !MARKERS.into_iter().all(managed) {
+    let managed: BTreeSet<&str> =
+        extender.managed_resources.iter().map(|resource| resource.name.as_str()).collect();
+    if is_marked && !MARKERS.iter().all(|marker| managed.contains(marker)) {
         found.push(UNMANAGED.with([&names(&MARKERS)]));
     }
 }
@@ -209,7 +223,8 @@ mod tests {
         let mig_profiles = mig.iter().map(ToString::to_string).collect();
         let service = serde_json::json!({"spec": {"clusterIPs": ["10.96.0.7"]}});
         let service = Ok(serde_json::from_value(service).unwrap());
-        let expected = Expected { config: &config, mig_profiles: &mig_profiles, service: &service };
+        let expected =
+            ExpectedSettings { config: &config, mig_profiles: &mig_profiles, service: &service };
         lines(of_file(text, &expected))
     }
 

@@ -7,15 +7,15 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use clap::Args;
 use cli::simulate::charts::{Album, load_charts};
-use cli::simulate::command::{Output, policy_of, print};
 use cli::simulate::flags::{RunArgs, TraceArgs};
 use cli::simulate::jobs::{Experiment, Trace};
+use cli::simulate::simulate_command::{Output, policy_of, print};
 use sim::run::policy::SimPolicy;
 use sim::trace::workload::WorkloadError;
 
 use crate::policies::all::{KNOWN_MIX, all};
 use crate::stress::report::StressReport;
-use crate::stress::worlds::{StressError, WORLDS, World};
+use crate::stress::stress_worlds::{StressError, StressWorld, WORLDS};
 
 /// The default policies: ours, those it must not fall behind, and ours with the mix known before.
 const POLICIES: [SimPolicy; 5] =
@@ -74,22 +74,22 @@ pub fn run(args: &StressArgs) -> Result<()> {
 }
 
 /// The worlds with these names or beginnings of names, in their own order; all without any.
-fn worlds_of(names: &[String]) -> Result<Vec<World>> {
+fn worlds_of(names: &[String]) -> Result<Vec<StressWorld>> {
     let mut wanted = BTreeSet::new();
     for name in names {
         let before = wanted.len();
-        wanted.extend(World::named(name).map(|world| world.name));
-        if wanted.len() == before && World::named(name).next().is_none() {
+        wanted.extend(StressWorld::named(name).map(|world| world.name));
+        if wanted.len() == before && StressWorld::named(name).next().is_none() {
             let all = WORLDS.map(|world| world.name).join(", ");
             bail!("--world: there is no world `{name}`; choose from {all}");
         }
     }
-    let is_wanted = |world: &World| names.is_empty() || wanted.contains(world.name);
-    Ok(WORLDS.into_iter().filter(is_wanted).collect())
+    let worlds = WORLDS.into_iter();
+    Ok(worlds.filter(|world| names.is_empty() || wanted.contains(world.name)).collect())
 }
 
 /// Replays the worlds of each trace, and draws them.
-fn stress(mut experiment: Experiment, worlds: &[World]) -> Result<(StressReport, Album)> {
+fn stress(mut experiment: Experiment, worlds: &[StressWorld]) -> Result<(StressReport, Album)> {
     let title = experiment.title("stress worlds");
     let first_seed = experiment.seeds.first().copied().unwrap_or_default();
     let sources = std::mem::take(&mut experiment.traces);

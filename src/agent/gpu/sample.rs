@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::gpu::health::XidCounts;
 use wire::api::condition::DeviceFault;
 use wire::report::bodies::{
-    Allocation, DeviceReport, DeviceUse, DriverReport, LimitsInForce, MigFailure,
+    Allocation, AllocationState, DeviceReport, DeviceUse, DriverReport, LimitsInForce, MigFailure,
 };
 use wire::units::Timestamp;
 
@@ -52,9 +52,10 @@ impl Sample {
     /// This sample for the time when the driver is away: the same devices, all unhealthy, with
     /// unknown use.
     pub fn without_driver(&self) -> Self {
-        let unread =
-            |device: &DeviceReport| DeviceUse::unread(device.uuid.clone(), DeviceFault::DriverAway);
-        Self { uses: self.inventory.iter().map(unread).collect(), ..self.clone() }
+        let uses = self.inventory.iter();
+        let uses =
+            uses.map(|device| DeviceUse::unread(device.uuid.clone(), DeviceFault::DriverAway));
+        Self { uses: uses.collect(), ..self.clone() }
     }
 
     /// This sample without its lists of processes.
@@ -70,6 +71,11 @@ impl Sample {
     pub fn has_lists(&self) -> bool {
         self.uses.iter().any(|device| device.processes.is_some())
     }
+}
+
+/// Whether the pod of an allocation has ended and its devices are not free yet.
+pub(crate) fn is_draining(allocation: &Allocation) -> bool {
+    allocation.state == AllocationState::Draining
 }
 
 /// Reads the devices of one node.

@@ -13,11 +13,12 @@ use sim::trace::workload::capacity_milli;
 use wire::units::Share;
 
 use crate::bursts::columns::TraceBursts;
-use crate::bursts::scenario::{Figures, play};
-use crate::bursts::world::World;
+use crate::bursts::scenario::{BurstFigures, play};
+use crate::bursts::world::BurstWorld;
 
 /// Days until anything is measured, and after that: as in the table of the docs.
-const DAYS: (u64, u64) = (2, 14);
+const WARM_UP_DAYS: u64 = 2;
+const MEASURED_DAYS: u64 = 14;
 
 /// The figures of the rules, each a mean over all seeds.
 #[derive(Debug)]
@@ -27,7 +28,7 @@ pub struct Comparison {
     /// The same for programs.
     about: (&'static str, Value),
     seeds: usize,
-    rows: Vec<(&'static str, Figures)>,
+    rows: Vec<(&'static str, BurstFigures)>,
 }
 
 /// The rules that are compared, by name.
@@ -54,17 +55,17 @@ pub enum Source<'t> {
 }
 
 impl Source<'_> {
-    fn world(&self, seed: u64) -> World {
+    fn world(&self, seed: u64) -> BurstWorld {
         match self {
-            Self::Drawn(load) => World::drawn(seed, *load, DAYS),
-            Self::Traced { workload, bursts, .. } => World::traced(workload, bursts),
+            Self::Drawn(load) => BurstWorld::drawn(seed, *load, WARM_UP_DAYS, MEASURED_DAYS),
+            Self::Traced { workload, bursts, .. } => BurstWorld::traced(workload, bursts),
         }
     }
 
     fn title(&self) -> String {
         match self {
             Self::Drawn(load) => {
-                format!("bursts on 64 GPUs of 8 nodes at load {load}, {} days", DAYS.1)
+                format!("bursts on 64 GPUs of 8 nodes at load {load}, {MEASURED_DAYS} days")
             }
             Self::Traced { workload: TimedWorkload { nodes, pods, schedule }, bursts, .. } => {
                 let gpus = capacity_milli(nodes) / 1000;
@@ -102,8 +103,8 @@ pub fn compare(
     let results = on_all_cores(&runs, jobs, |(rule, seed)| {
         play(&source.world(*seed), *seed, rules[*rule].1)
     })?;
-    let mut rows: Vec<(&str, Figures)> =
-        rules.iter().map(|(name, _)| (*name, Figures::default())).collect();
+    let mut rows: Vec<(&str, BurstFigures)> =
+        rules.iter().map(|(name, _)| (*name, BurstFigures::default())).collect();
     // In the order of the seeds: sums of fractions depend on it.
     for ((rule, _), figures) in runs.iter().zip(&results) {
         rows[*rule].1.add(figures);

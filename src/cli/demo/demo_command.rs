@@ -22,7 +22,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::base::plain::Output;
 use crate::demo::api_server::ApiServer;
-use crate::demo::drive::{Arrivals, Drive, Figures};
+use crate::demo::drive::{Arrivals, DemoFigures, Drive};
 use crate::demo::kubelet::Kubelet;
 use crate::demo::pods::{lending, pools, shares};
 use crate::demo::scheduler;
@@ -33,7 +33,7 @@ use crate::simulated::fleet::Fleet;
 use crate::simulated::probe::SimulatedProbe;
 use crate::simulated::programs::Programs;
 use crate::simulated::run::{run_fleet, run_probes};
-use agent::gpu::probe::{Probe, ProcessSampling};
+use agent::gpu::sample::{Probe, ProcessSampling};
 use agent::node::client::Proof;
 use agent::node::config::AgentConfig;
 use agent::node::metrics::AgentMetrics;
@@ -228,9 +228,9 @@ async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) ->
     let app = app(args, listen, &api, clock);
     let fleet = fleet(args);
     let programs = args.bursts.then(|| Arc::new(Programs::new(&fleet)));
-    let kubelet = |programs| Arc::new(Kubelet::new(Arc::clone(&app), api.clone(), programs));
-    let kubelet = programs.map(kubelet);
-    let figures = watch::Sender::new(Figures::default());
+    let kubelet =
+        programs.map(|programs| Arc::new(Kubelet::new(Arc::clone(&app), api.clone(), programs)));
+    let figures = watch::Sender::new(DemoFigures::default());
     let (stop, stopped) = watch::channel(false);
     let service = Service::new(Arc::clone(&app), set_log_level);
     let routes = routes(service.clone(), api.clone());
@@ -247,8 +247,9 @@ async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) ->
     if !listen.ip().is_loopback() {
         args.say("Any client of this address can bind the demo's pods.");
     }
+    let cluster = DemoCluster { app: &app, api: &api, fleet: &fleet, kubelet: kubelet.as_ref() };
     let result = tokio::select! {
-        result = live(args, (&app, &api), (&fleet, kubelet.as_ref()), &figures, &base, &stopped) => result,
+        result = live(args, &cluster, &figures, &base, &stopped) => result,
         never = show_progress(args, &app, &figures) => match never {},
         never = run_kubelet(kubelet.as_deref()) => match never {},
     };
@@ -316,23 +317,33 @@ async fn run_kubelet(kubelet: Option<&Kubelet>) -> Infallible {
     }
 }
 
+/// The extender, and what plays its cluster.
+struct DemoCluster<'a> {
+    app: &'a Arc<App>,
+    api: &'a ApiServer,
+    fleet: &'a Fleet,
+    /// Plays kubelet, if pods are to use more than they request.
+    kubelet: Option<&'a Arc<Kubelet>>,
+}
+
 /// Starts the fleet, places the base load, and lets pods come.
 async fn live(
     args: &DemoArgs,
-    (app, api): (&Arc<App>, &ApiServer),
-    (fleet, kubelet): (&Fleet, Option<&Arc<Kubelet>>),
-    figures: &watch::Sender<Figures>,
+    cluster: &DemoCluster<'_>,
+    figures: &watch::Sender<DemoFigures>,
     base: &str,
     stopped: &watch::Receiver<bool>,
 ) -> Result<()> {
+    let DemoCluster { app, api, fleet, kubelet } = *cluster;
     for node in &fleet.nodes {
         let pool = PoolName::new(node.pool.as_deref().unwrap_or_default());
         app.ledger.see_node(&node.node_name(), node.host(), pool);
     }
     app.ledger.set_listed(app.clock.now());
     let scheduler = Scheduler::new(base.to_owned(), &fleet.nodes, args.seed);
-    let parts = (Arc::clone(app), api.clone());
-    let mut drive = Drive::new(parts, figures.clone(), scheduler, args.seed, stopped.clone());
+    let (figures_shown, stop) = (figures.clone(), stopped.clone());
+    let mut drive =
+        Drive::new(Arc::clone(app), api.clone(), figures_shown, scheduler, args.seed, stop);
     if args.pools {
         drive.request_of_pools();
     }
@@ -417,8 +428,9 @@ fn report_all(app: &App, fleet: &Fleet) -> Result<()> {
 /// Waits until each node has reported over HTTP, and the extender answers calls.
 async fn all_reported(app: &App) -> Result<()> {
     let started = app.clock.now();
-    let reports = |state: &NodeReporting| *state == NodeReporting::Reporting;
-    while !app.is_fenced() || !app.ledger.node_states().iter().all(reports) {
+    while !app.is_fenced()
+        || app.ledger.node_states().iter().any(|state| *state != NodeReporting::Reporting)
+    {
         if app.clock.now().since(started) > FIRST_REPORTS_WITHIN {
             bail!("some of the simulated nodes are not reporting");
         }
@@ -438,7 +450,11 @@ fn own_address(listen: SocketAddr) -> SocketAddr {
 }
 
 /// Prints progress periodically.
-async fn show_progress(args: &DemoArgs, app: &App, figures: &watch::Sender<Figures>) -> Infallible {
+async fn show_progress(
+    args: &DemoArgs,
+    app: &App,
+    figures: &watch::Sender<DemoFigures>,
+) -> Infallible {
     loop {
         tokio::time::sleep(PROGRESS_EVERY).await;
         let pods = figures.borrow().pods;

@@ -7,7 +7,7 @@ use crate::base::connect::ApiServerArgs;
 use crate::base::failure::Failure;
 use crate::base::plain::print;
 use crate::base::reader::Reader;
-use crate::init::facts::Cluster;
+use crate::init::found_cluster::Cluster;
 use crate::init::values::values;
 
 /// Flags of `gpupack init`.

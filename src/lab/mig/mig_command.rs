@@ -4,13 +4,13 @@ use std::io;
 use std::num::NonZeroUsize;
 
 use clap::Args;
-use cli::simulate::command::{Output, print};
 use cli::simulate::flags::RunArgs;
+use cli::simulate::simulate_command::{Output, print};
 
-use crate::mig::compare::compare;
+use crate::mig::compare_policies::compare;
+use crate::mig::mig_worlds::MigWorld;
 use crate::mig::policy::MigPolicy;
 use crate::mig::series::{Bounds, Comparing};
-use crate::mig::worlds::World;
 
 /// Flags of `gpupack-lab mig`.
 #[derive(Debug, Args)]
@@ -46,11 +46,11 @@ pub struct MigArgs {
 
 /// One value of `MIX`: a world, or all mixes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Mixes(Vec<World>);
+struct Mixes(Vec<MigWorld>);
 
 fn mixes(name: &str) -> Result<Mixes, String> {
     match name {
-        "all" => Ok(Mixes(World::mixes())),
+        "all" => Ok(Mixes(MigWorld::mixes())),
         name => name.parse().map(|world| Mixes(vec![world])),
     }
 }

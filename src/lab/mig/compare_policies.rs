@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 
 use crate::mig::policy::MigPolicy;
-use crate::mig::series::{Comparing, Run, runs};
+use crate::mig::series::{Comparing, MigRun, runs};
 
 /// Rounding of the output, in parts of a percent.
 const PARTS: f64 = 1e4;
@@ -15,7 +15,7 @@ const PARTS: f64 = 1e4;
 pub struct MigComparison {
     comparing: Comparing,
     /// By world and seed.
-    runs: Vec<Vec<Run>>,
+    runs: Vec<Vec<MigRun>>,
 }
 
 /// Plays all worlds and seeds.
@@ -29,7 +29,7 @@ pub fn compare(comparing: Comparing) -> MigComparison {
 }
 
 /// A row of the table.
-struct Row {
+struct MigRow {
     name: String,
     /// By world.
     figures: Vec<f64>,
@@ -39,9 +39,9 @@ struct Row {
 
 impl MigComparison {
     /// A figure of each world, as mean over its seeds.
-    fn by_world(&self, figure: impl Fn(&Run) -> f64) -> Vec<f64> {
-        let mean = |runs: &Vec<Run>| runs.iter().map(&figure).sum::<f64>() / runs.len() as f64;
-        self.runs.iter().map(mean).collect()
+    fn by_world(&self, figure: impl Fn(&MigRun) -> f64) -> Vec<f64> {
+        let means = self.runs.iter();
+        means.map(|runs| runs.iter().map(&figure).sum::<f64>() / runs.len() as f64).collect()
     }
 
     fn is_churn(&self) -> bool {
@@ -51,7 +51,7 @@ impl MigComparison {
     /// In how many pairs of world and seed the first policy is better than another one, of all.
     fn won(&self, other: usize) -> String {
         let runs = || self.runs.iter().flatten();
-        let is_better = |run: &&Run| match self.is_churn() {
+        let is_better = |run: &&MigRun| match self.is_churn() {
             true => run.figures[0] < run.figures[other],
             false => run.figures[0] > run.figures[other],
         };
@@ -67,15 +67,13 @@ impl MigComparison {
             (self.by_world(|run| run.figures[0]), self.by_world(|run| run.figures[other]));
         let pairs = ours.iter().zip(&theirs).zip(&free);
         let gaps = pairs.filter(|((_, theirs), free)| theirs > free);
-        let part = |((ours, theirs), free): ((&f64, &f64), &f64)| {
-            100.0 * (theirs - ours) / (theirs - free)
-        };
-        let parts: Vec<f64> = gaps.map(part).collect();
+        let parts: Vec<f64> =
+            gaps.map(|((ours, theirs), free)| 100.0 * (theirs - ours) / (theirs - free)).collect();
         (!parts.is_empty()).then(|| mean(&parts))
     }
 
-    fn rows(&self) -> Vec<Row> {
-        let bounds = self.runs[0][0].bounds.iter().enumerate().map(|(at, (name, _))| Row {
+    fn rows(&self) -> Vec<MigRow> {
+        let bounds = self.runs[0][0].bounds.iter().enumerate().map(|(at, (name, _))| MigRow {
             name: (*name).to_owned(),
             figures: self.by_world(|run| run.bounds[at].1),
             more: String::new(),
@@ -102,7 +100,7 @@ impl MigComparison {
                 add(parts.as_deref().map(least));
                 add(Some(least(&self.by_world(|run| run.first_losses[at]))));
             }
-            Row { name: policy.name().to_owned(), figures, more }
+            MigRow { name: policy.name().to_owned(), figures, more }
         });
         bounds.chain(policies).collect()
     }
@@ -116,14 +114,13 @@ impl MigComparison {
             None => "arrivals up to load 1.0, memory units allocated in %".to_owned(),
         };
         let mut text = format!("MIG instances on {gpus} GPUs, {how}, {seeds} seeds\n\n");
-        let names: Vec<String> = self.comparing.worlds.iter().map(|it| it.name()).collect();
-        let width = |name: &String| name.len().max(7);
+        let names: Vec<String> = self.comparing.worlds.iter().map(|world| world.name()).collect();
         text += &format!("{:<18}", "policy");
         names.iter().for_each(|name| text += &format!(" {name:>0$}", width(name)));
         text += &format!(" {:>7} {:>9}", "mean", "won");
         text +=
             if self.is_churn() { "   closed    moves\n" } else { " of bound    worst  1st loss\n" };
-        for Row { name, figures, more } in self.rows() {
+        for MigRow { name, figures, more } in self.rows() {
             // Writing into a text cannot fail.
             let _ = write!(text, "{name:<18}");
             for (figure, name) in figures.iter().zip(&names) {
@@ -181,7 +178,6 @@ impl MigComparison {
         let mut line = |cells: Vec<String>| text += &(cells.join(",") + "\n");
         let names = rows.first().map(|row| row.each_ref().map(|(name, _)| (*name).to_owned()));
         names.into_iter().for_each(|names| line(names.into()));
-        let cell = |value: &Value| if value.is_null() { String::new() } else { value.to_string() };
         rows.iter().for_each(|row| line(row.iter().map(|(_, value)| cell(value)).collect()));
         text
     }
@@ -189,12 +185,21 @@ impl MigComparison {
     /// The same in JSON.
     pub fn json(&self) -> String {
         let Comparing { gpus, load, .. } = &self.comparing;
-        let row = |row: [(&str, Value); 5]| {
+        let rows = self.values().into_iter().map(|row| {
             Value::Object(row.map(|(name, value)| (name.to_owned(), value)).into_iter().collect())
-        };
-        let rows: Vec<Value> = self.values().into_iter().map(row).collect();
+        });
+        let rows: Vec<Value> = rows.collect();
         format!("{:#}\n", json!({"gpus": gpus, "load": load, "results": rows}))
     }
+}
+
+/// The width of a world's column.
+fn width(name: &str) -> usize {
+    name.len().max(7)
+}
+
+fn cell(value: &Value) -> String {
+    if value.is_null() { String::new() } else { value.to_string() }
 }
 
 fn mean(figures: &[f64]) -> f64 {

@@ -1,11 +1,11 @@
 //! `gpupack-lab bound`: how much any policy could have allocated of the arrivals of a trace.
 
 use clap::Args;
-use cli::simulate::command::{ARRIVED_LOAD, Output, print};
-use cli::simulate::figures::mean;
+use cli::simulate::figures::mean_cell;
 use cli::simulate::flags::{RunArgs, TraceArgs};
 use cli::simulate::jobs::on_all_cores;
 use cli::simulate::report::aligned;
+use cli::simulate::simulate_command::{ARRIVED_LOAD, Output, print};
 use serde::Serialize;
 use sim::run::engine::replay;
 use sim::run::policy::SimPolicy;
@@ -36,7 +36,7 @@ pub struct BoundArgs {
 
 /// Both bounds of a trace and seed, in percent.
 #[derive(Debug, Serialize)]
-struct Row {
+struct BoundRow {
     trace: String,
     seed: i64,
     any_at_100: Option<f64>,
@@ -61,11 +61,11 @@ pub fn run(args: &BoundArgs) -> anyhow::Result<()> {
     let traces = 0..experiment.traces.len();
     let tasks: Vec<(usize, i64)> =
         traces.flat_map(|trace| experiment.seeds.iter().map(move |seed| (trace, *seed))).collect();
-    let rows = on_all_cores(&tasks, args.run.jobs, |(trace, seed)| -> anyhow::Result<Row> {
+    let rows = on_all_cores(&tasks, args.run.jobs, |(trace, seed)| -> anyhow::Result<BoundRow> {
         let workload = experiment.workload(*trace, load, *seed)?;
         let first_lost = replay(&workload, SimPolicy::FGD, *seed, 0, |_| {})?.first_lost;
         let both = bounds(&workload, first_lost)?;
-        Ok(Row {
+        Ok(BoundRow {
             trace: experiment.traces[*trace].label.clone(),
             seed: *seed,
             any_at_100: both.any.at_100,
@@ -88,19 +88,18 @@ pub fn run(args: &BoundArgs) -> anyhow::Result<()> {
 }
 
 /// The means over the seeds.
-fn table(title: &str, rows: &[Row], seeds: usize) -> String {
-    let cell = |values: Vec<f64>| {
-        mean(&values).map_or_else(|| "-".to_owned(), |mean| format!("{mean:.2}"))
-    };
+fn table(title: &str, rows: &[BoundRow], seeds: usize) -> String {
     let mut lines = Vec::new();
     for of_trace in rows.chunks(seeds) {
-        let any: fn(&Row) -> Bound = |row| Bound { at_100: row.any_at_100, last: row.any_last };
-        let faithful: fn(&Row) -> Bound =
+        let any: fn(&BoundRow) -> Bound =
+            |row| Bound { at_100: row.any_at_100, last: row.any_last };
+        let faithful: fn(&BoundRow) -> Bound =
             |row| Bound { at_100: row.faithful_at_100, last: row.faithful_last };
         for (name, of) in [("any policy", any), ("faithful", faithful)] {
-            let at_100 = of_trace.iter().filter_map(|row| of(row).at_100).collect();
-            let last = of_trace.iter().map(|row| of(row).last).collect();
-            lines.push(vec![of_trace[0].trace.clone(), name.to_owned(), cell(at_100), cell(last)]);
+            let at_100: Vec<f64> = of_trace.iter().filter_map(|row| of(row).at_100).collect();
+            let last: Vec<f64> = of_trace.iter().map(|row| of(row).last).collect();
+            let trace = of_trace[0].trace.clone();
+            lines.push(vec![trace, name.to_owned(), mean_cell(&at_100, 2), mean_cell(&last, 2)]);
         }
     }
     let is_one = rows.len() == seeds;

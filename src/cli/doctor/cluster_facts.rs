@@ -15,13 +15,13 @@ use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use serde_json::Value;
 
 use crate::base::connect::Server;
-use crate::base::reader::{Answer, Read, Reader, Target, Unread};
+use crate::base::reader::{ObjectPath, Read, Reader, ReviewAnswer, Unread};
 use crate::doctor::admission::{Policy, of_certificates, own, shipped, trial};
 use crate::doctor::finding::{Findings, short};
-use crate::doctor::nodes::{Fleet, Reports};
-use crate::doctor::objects::{OwnPod, SeenNode, Workload};
+use crate::doctor::nodes::{ClusterFleet, Reports};
+use crate::doctor::objects::{NodeSummary, OwnPod, WorkloadSummary};
 use crate::doctor::parts::configuration;
-use crate::doctor::proof::certificates::{Served, Shown, Trust};
+use crate::doctor::proof::certificates::{Served, ShownFiles, Trust};
 use crate::doctor::proof::handshake::{Door, chain};
 use crate::doctor::rights::{self, NeededRight, Places};
 use crate::doctor::table::NOT_MOUNTED;
@@ -46,7 +46,7 @@ const OWN_REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreview
 const REVIEWS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
 
 /// What to check, and with what.
-pub(crate) struct Plan<'a> {
+pub(crate) struct CheckPlan<'a> {
     pub(crate) reader: &'a Reader,
     pub(crate) server: &'a Server,
     /// Where gpupack is, and where a pod is tried.
@@ -62,14 +62,14 @@ pub(crate) struct Plan<'a> {
 /// Labels of each namespace.
 pub(crate) type Labels = BTreeMap<String, BTreeMap<String, String>>;
 
-impl Plan<'_> {
+impl CheckPlan<'_> {
     /// The version of the API server.
     pub(crate) async fn version(&self) -> Read<Info> {
         self.reader.path("/version").await
     }
 
     /// The rights that are needed, and whether the user has them.
-    pub(crate) async fn reviews(&self) -> Vec<(String, Read<Answer>)> {
+    pub(crate) async fn reviews(&self) -> Vec<(String, Read<ReviewAnswer>)> {
         let trial = rights::PODS.within(&self.places.trial);
         let create = (format!("create pods in namespace {}", self.places.trial), &trial, "create");
         let needed = rights::needed(&self.places);
@@ -87,12 +87,12 @@ impl Plan<'_> {
     }
 
     /// An object of the namespace of the extender.
-    fn own(&self, all: &Target, name: &str) -> Target {
+    fn own(&self, all: &ObjectPath, name: &str) -> ObjectPath {
         all.within(&self.places.system).named(name)
     }
 
     /// The file that a part reads from its ConfigMap.
-    async fn file_of(&self, part: &Read<Workload>) -> Read<String> {
+    async fn file_of(&self, part: &Read<WorkloadSummary>) -> Read<String> {
         let part = part.as_ref().map_err(Clone::clone)?;
         let (map, file) = part.config_map().ok_or(Unread::Absent)?;
         let map: ConfigMap = self.reader.object(&self.own(&rights::CONFIG_MAPS, &map)).await?;
@@ -101,21 +101,21 @@ impl Plan<'_> {
 }
 
 /// What was read.
-pub(crate) struct Facts {
+pub(crate) struct ClusterFacts {
     /// Where gpupack is, by its configuration.
     pub(crate) places: Places,
     pub(crate) namespaces: Read<Labels>,
-    pub(crate) extender: Read<Workload>,
-    pub(crate) webhook: Read<Workload>,
-    pub(crate) scheduler: Read<Workload>,
+    pub(crate) extender: Read<WorkloadSummary>,
+    pub(crate) webhook: Read<WorkloadSummary>,
+    pub(crate) scheduler: Read<WorkloadSummary>,
     pub(crate) extender_pods: Read<Vec<OwnPod>>,
     pub(crate) config: Option<Config>,
     /// What there is to say about the configuration.
     pub(crate) configured: Findings,
     pub(crate) lease: Read<Lease>,
     /// Whether the extender has the rights that it needs.
-    pub(crate) rights: Vec<(NeededRight, Read<Answer>)>,
-    pub(crate) fleet: Fleet,
+    pub(crate) rights: Vec<(NeededRight, Read<ReviewAnswer>)>,
+    pub(crate) fleet: ClusterFleet,
     /// kube-scheduler's file in a ConfigMap.
     pub(crate) scheduler_file: Read<String>,
     pub(crate) service: Read<Service>,
@@ -126,7 +126,7 @@ pub(crate) struct Facts {
     pub(crate) priority_classes: Read<Vec<(String, i32)>>,
     pub(crate) webhooks: Read<Vec<MutatingWebhook>>,
     /// What becomes of a good pod and of a bad one, if there is a webhook.
-    pub(crate) trials: Option<[Read<Answer>; 2]>,
+    pub(crate) trials: Option<[Read<ReviewAnswer>; 2]>,
     pub(crate) devices_policy: Read<ValidatingAdmissionPolicy>,
     pub(crate) policies: Vec<(Policy, Read<Value>)>,
     pub(crate) api_service: Read<APIService>,
@@ -134,24 +134,26 @@ pub(crate) struct Facts {
     pub(crate) certificates: Vec<Result<Served, Check>>,
 }
 
-impl Facts {
+impl ClusterFacts {
     /// Reads all. `step` learns what is read now.
-    pub(crate) async fn read(plan: &Plan<'_>, step: &dyn Fn(&str)) -> Self {
-        let Plan { reader, places, .. } = plan;
+    pub(crate) async fn read(plan: &CheckPlan<'_>, step: &dyn Fn(&str)) -> Self {
+        let CheckPlan { reader, places, .. } = plan;
         step("namespaces and Deployments");
         let namespaces = reader.list(&rights::NAMESPACES, "", labels).await;
         let deployments = rights::DEPLOYMENTS.within(&places.system);
-        let all = reader.list(&deployments, OWN, Workload::of_deployment).await;
+        let all = reader.list(&deployments, OWN, WorkloadSummary::of_deployment).await;
         let [extender, webhook, scheduler] =
             ["extender", "webhook", "scheduler"].map(|part| part_of(&all, part));
         let extender_pods = plan.pods(&places.system, "extender").await;
         let (configured, config) = configuration(&plan.file_of(&extender).await);
         let known = config.clone().unwrap_or_default();
         let mut places = places.clone();
-        places.agents = config.as_ref().map_or(places.agents, |it| it.agents.namespace.clone());
+        places.agents =
+            config.as_ref().map_or(places.agents, |config| config.agents.namespace.clone());
         let lease = rights::LEASES.within(&known.lease.namespace).named(LEASE_NAME);
         let lease = reader.object(&lease).await;
-        let account = extender.iter().find_map(|it| it.pods.service_account_name.clone());
+        let account =
+            extender.iter().find_map(|workload| workload.pods.service_account_name.clone());
         let account = account.unwrap_or_else(|| "gpupack".to_owned());
         let rights = rights_of(plan, &account, config.as_ref()).await;
         step("nodes, agents and their reports");
@@ -166,8 +168,7 @@ impl Facts {
             reader.list(&rights::CLASSES, "", priority),
         );
         step("admission");
-        let webhooks = |it: MutatingWebhookConfiguration| it.webhooks.unwrap_or_default();
-        let webhooks = reader.list(&rights::WEBHOOKS, OWN, webhooks).await;
+        let webhooks = reader.list(&rights::WEBHOOKS, OWN, webhooks_of).await;
         let webhooks: Read<Vec<_>> = webhooks.map(|all| all.into_iter().flatten().collect());
         let of_pods = webhooks.iter().find_map(|all| own(all));
         let api_service = reader.object(&rights::queries()).await;
@@ -209,21 +210,25 @@ fn labels(namespace: Namespace) -> (String, BTreeMap<String, String>) {
     (metadata.name.unwrap_or_default(), metadata.labels.unwrap_or_default())
 }
 
+fn webhooks_of(configuration: MutatingWebhookConfiguration) -> Vec<MutatingWebhook> {
+    configuration.webhooks.unwrap_or_default()
+}
+
 fn priority(class: PriorityClass) -> (String, i32) {
     (class.metadata.name.unwrap_or_default(), class.value.unwrap_or_default())
 }
 
-fn part_of(all: &Read<Vec<Workload>>, component: &str) -> Read<Workload> {
+fn part_of(all: &Read<Vec<WorkloadSummary>>, component: &str) -> Read<WorkloadSummary> {
     let all = all.as_ref().map_err(Clone::clone)?;
-    all.iter().find(|it| it.component == component).cloned().ok_or(Unread::Absent)
+    all.iter().find(|workload| workload.component == component).cloned().ok_or(Unread::Absent)
 }
 
 /// The rights of the extender for what is configured.
 async fn rights_of(
-    plan: &Plan<'_>,
+    plan: &CheckPlan<'_>,
     account: &str,
     config: Option<&Config>,
-) -> Vec<(NeededRight, Read<Answer>)> {
+) -> Vec<(NeededRight, Read<ReviewAnswer>)> {
     let needed = config.map(rights::of_extender).unwrap_or_default();
     let asked = needed.into_iter().map(async |right| {
         let review = right.review(&plan.places.system, account);
@@ -232,50 +237,54 @@ async fn rights_of(
     futures::future::join_all(asked).await
 }
 
-async fn fleet(plan: &Plan<'_>, places: &Places, config: Option<&Config>) -> Fleet {
+async fn fleet(plan: &CheckPlan<'_>, places: &Places, config: Option<&Config>) -> ClusterFleet {
     let reader = plan.reader;
     let sets = rights::DAEMON_SETS.within(&places.agents);
-    let sets = reader.list(&sets, OWN, Workload::of_daemon_set).await;
+    let sets = reader.list(&sets, OWN, WorkloadSummary::of_daemon_set).await;
     let daemon_set = part_of(&sets, "agent");
-    let selector = daemon_set.as_ref().ok().and_then(|it| it.pods.node_selector.clone());
+    let selector =
+        daemon_set.as_ref().ok().and_then(|workload| workload.pods.node_selector.clone());
     let selector = selector.unwrap_or_default();
-    let keep = |node| {
-        let seen = SeenNode::of(node, &selector, config);
-        SeenNode { is_selected: seen.is_selected && daemon_set.is_ok(), ..seen }
+    let seen_node = |node| {
+        let seen = NodeSummary::of(node, &selector, config);
+        NodeSummary { is_selected: seen.is_selected && daemon_set.is_ok(), ..seen }
     };
     let (nodes, pods, of_dra, state) = tokio::join!(
-        reader.list(&rights::NODES, "", keep),
+        reader.list(&rights::NODES, "", seen_node),
         plan.pods(&places.agents, "agent"),
         slices(reader),
         plan.server.ask::<State>("/v1/state"),
     );
     let reports = state.map(Reports::of).map_err(|why| why.to_string());
     let of_dra = of_dra.map(|nodes| nodes.into_iter().flatten().collect());
-    Fleet { nodes, daemon_set, pods, reports, of_dra }
+    ClusterFleet { nodes, daemon_set, pods, reports, of_dra }
 }
 
 /// Nodes whose GPUs NVIDIA's DRA driver gives out, also in a cluster from before version 1 of that group.
 async fn slices(reader: &Reader) -> Read<Vec<Option<String>>> {
-    let keep = |it: ResourceSlice| {
-        Some(it.spec).filter(|spec| spec.driver == DRA_DRIVER).and_then(|spec| spec.node_name)
-    };
-    match reader.list(&rights::SLICES, "", keep).await {
+    match reader.list(&rights::SLICES, "", node_of_dra).await {
         Err(Unread::Absent) => {
-            let earlier = Target { version: "v1beta1", ..rights::SLICES.clone() };
-            reader.list(&earlier, "", keep).await
+            let earlier = ObjectPath { version: "v1beta1", ..rights::SLICES.clone() };
+            reader.list(&earlier, "", node_of_dra).await
         }
         answer => answer,
     }
 }
 
+/// The node of a slice of that driver.
+fn node_of_dra(slice: ResourceSlice) -> Option<String> {
+    slice.spec.node_name.filter(|_| slice.spec.driver == DRA_DRIVER)
+}
+
 /// The RuntimeClasses that pods of gpupack and agents name.
 async fn runtime_classes(
-    plan: &Plan<'_>,
+    plan: &CheckPlan<'_>,
     config: Option<&Config>,
-    fleet: &Fleet,
+    fleet: &ClusterFleet,
 ) -> Vec<(String, Read<()>)> {
-    let of_pods = config.and_then(|it| it.webhook.runtime_class.clone());
-    let of_agents = fleet.daemon_set.iter().find_map(|it| it.pods.runtime_class_name.clone());
+    let of_pods = config.and_then(|config| config.webhook.runtime_class.clone());
+    let of_agents =
+        fleet.daemon_set.iter().find_map(|workload| workload.pods.runtime_class_name.clone());
     let names: BTreeSet<String> = of_pods.into_iter().chain(of_agents).collect();
     let mut classes = Vec::new();
     for name in names {
@@ -297,17 +306,22 @@ fn quota(quota: ResourceQuota) -> (String, Vec<String>) {
     (format!("{}/{}", place.unwrap_or_default(), name.unwrap_or_default()), keys.collect())
 }
 
-async fn trials(plan: &Plan<'_>, config: &Config) -> [Read<Answer>; 2] {
+async fn trials(plan: &CheckPlan<'_>, config: &Config) -> [Read<ReviewAnswer>; 2] {
     let path = format!("/api/v1/namespaces/{}/pods?dryRun=All", plan.places.trial);
     let scheduler = config.scheduler_names.first().map_or("gpupack", String::as_str);
     let [good, bad] = ["0.5", "2"].map(|share| trial("gpupack-doctor", share, scheduler));
     tokio::join!(plan.reader.review(&path, &good), plan.reader.review(&path, &bad)).into()
 }
 
-async fn policies(plan: &Plan<'_>, account: &str, config: &Config) -> Vec<(Policy, Read<Value>)> {
+async fn policies(
+    plan: &CheckPlan<'_>,
+    account: &str,
+    config: &Config,
+) -> Vec<(Policy, Read<Value>)> {
     let system = &plan.places.system;
     let mut all = shipped(system, account);
-    if config.certificates.as_ref().is_some_and(|it| it.make || it.publish_ca_bundles) {
+    let certificates = config.certificates.as_ref();
+    if certificates.is_some_and(|section| section.make || section.publish_ca_bundles) {
         all.extend(of_certificates(system, account));
     }
     let read = all.into_iter().map(async |policy| {
@@ -319,8 +333,8 @@ async fn policies(plan: &Plan<'_>, account: &str, config: &Config) -> Vec<(Polic
 
 /// The certificate of the webhook, if it mounts the Secret with it.
 async fn of_webhook(
-    plan: &Plan<'_>,
-    part: &Read<Workload>,
+    plan: &CheckPlan<'_>,
+    part: &Read<WorkloadSummary>,
     config: &Config,
     webhook: Option<&MutatingWebhook>,
 ) -> Option<Served> {
@@ -346,25 +360,25 @@ async fn of_webhook(
 
 /// The certificate of the extender, if it has one: in the Secret that it fills itself, or in one that it mounts.
 async fn of_extender(
-    plan: &Plan<'_>,
-    part: &Read<Workload>,
+    plan: &CheckPlan<'_>,
+    part: &Read<WorkloadSummary>,
     config: &Config,
     service: &Read<APIService>,
 ) -> Option<Result<Served, Check>> {
     let tls: &TlsConfig = config.tls.as_ref()?;
-    let makes = config.certificates.as_ref().is_some_and(|it| it.make);
+    let makes = config.certificates.as_ref().is_some_and(|certificates| certificates.make);
     let (secret, file, ca_file) = if makes {
         (Some(issuing::secret_of(Owner::Extender).to_owned()), issuing::CERTIFICATE, BUNDLE)
     } else {
         let path = tls.certificate_file.to_str()?;
-        let mounted = part.as_ref().ok().and_then(|it| it.secret_of(path));
+        let mounted = part.as_ref().ok().and_then(|workload| workload.secret_of(path));
         (mounted, file_name(&tls.certificate_file), file_name(&tls.ca_file))
     };
     let Some(secret) = secret else { return Some(Err(NOT_MOUNTED.with([]))) };
     let spec = service.as_ref().ok().and_then(|service| service.spec.as_ref());
-    let called = spec
-        .and_then(|spec| spec.service.as_ref())
-        .and_then(|it| Some(format!("{}.{}.svc", it.name.as_deref()?, it.namespace.as_deref()?)));
+    let called = spec.and_then(|spec| spec.service.as_ref()).and_then(|service| {
+        Some(format!("{}.{}.svc", service.name.as_deref()?, service.namespace.as_deref()?))
+    });
     let called = called.unwrap_or_default();
     let asked_by = if called.is_empty() { REPLICA_NAME } else { called.as_str() };
     let (check, part, port) =
@@ -413,10 +427,10 @@ struct Sought<'a> {
 impl Sought<'_> {
     /// The certificate in its Secret, or, where that may not be read, in a handshake with a ready pod that
     /// serves it, if the user may forward its port. No one trusts it yet.
-    async fn seen(&self, plan: &Plan<'_>) -> Served {
+    async fn seen(&self, plan: &CheckPlan<'_>) -> Served {
         let of_secret = plan.own(&rights::SECRETS, self.secret);
         let secret: Read<Secret> = plan.reader.object(&of_secret).await;
-        let shown = secret.map(|secret| Shown::of(secret.data.unwrap_or_default()));
+        let shown = secret.map(|secret| ShownFiles::of(secret.data.unwrap_or_default()));
         let from = format!("Secret {}", self.secret);
         let (from, shown) = match shown {
             Err(Unread::Forbidden(right)) => match self.in_a_handshake(plan, &right).await {
@@ -432,9 +446,9 @@ impl Sought<'_> {
 
     async fn in_a_handshake(
         &self,
-        plan: &Plan<'_>,
+        plan: &CheckPlan<'_>,
         right: &str,
-    ) -> Option<Result<(String, Shown), String>> {
+    ) -> Option<Result<(String, ShownFiles), String>> {
         let namespace = plan.places.system.as_str();
         let review = rights::review(&rights::PODS.within(namespace), "create", "portforward");
         let may_forward = rights::is_allowed(&plan.reader.review(OWN_REVIEWS, &review).await);
@@ -443,7 +457,7 @@ impl Sought<'_> {
         let pod = pods.into_iter().flatten().find(|pod| pod.is_ready)?.name;
         let door = Door { namespace, pod: &pod, port: self.port, called: self.called };
         Some(match chain(plan.reader, &door).await {
-            Ok(chain) => Ok((pod, Shown::seen(self.file, &chain))),
+            Ok(chain) => Ok((pod, ShownFiles::seen(self.file, &chain))),
             Err(why) => Err(format!("{right}, or a handshake with pod {pod}: {}", short(&why))),
         })
     }

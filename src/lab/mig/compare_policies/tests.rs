@@ -33,7 +33,7 @@ fn no_policy_allocates_more_than_the_bound() {
 fn no_policy_blocks_less_than_the_lower_bound() {
     let found = compare(comparing(&["middle", "threes-ones7"], Some(1.3), 2));
     for world in &found.runs {
-        let of = |figure: &dyn Fn(&Run) -> f64| {
+        let of = |figure: &dyn Fn(&MigRun) -> f64| {
             world.iter().map(figure).sum::<f64>() / world.len() as f64
         };
         let (least, free) = (of(&|run| run.bounds[0].1), of(&|run| run.bounds[1].1));

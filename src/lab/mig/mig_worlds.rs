@@ -34,7 +34,7 @@ const MODELS_NAME: &str = "models-80-20";
 
 /// What comes to which GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum World {
+pub enum MigWorld {
     /// One of the nine mixes, on GPUs of one class.
     Mix(usize),
     /// It begins with one mix and has the other one from halfway on.
@@ -44,7 +44,7 @@ pub enum World {
     Models,
 }
 
-impl World {
+impl MigWorld {
     /// All nine mixes.
     pub fn mixes() -> Vec<Self> {
         (0..MIXES.len()).map(Self::Mix).collect()
@@ -70,19 +70,17 @@ impl World {
     }
 }
 
-impl FromStr for World {
+impl FromStr for MigWorld {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        let mix = |name: &str| MIXES.iter().position(|(known, _)| *known == name);
         if name == MODELS_NAME {
             return Ok(Self::Models);
         }
-        let change = || {
-            let (from, to) = name.split_once('-')?;
-            Some(Self::Change(mix(from)?, mix(to)?))
-        };
-        mix(name).map(Self::Mix).or_else(change).ok_or_else(|| {
+        let change = name.split_once('-');
+        let change =
+            change.and_then(|(from, to)| Some(Self::Change(mix_named(from)?, mix_named(to)?)));
+        mix_named(name).map(Self::Mix).or(change).ok_or_else(|| {
             let names = MIXES.map(|(name, _)| name).join(", ");
             format!(
                 "no such mix: expected all, {names}, two of these with `-` between, or {MODELS_NAME}"
@@ -91,16 +89,21 @@ impl FromStr for World {
     }
 }
 
+/// The position of a mix.
+fn mix_named(name: &str) -> Option<usize> {
+    MIXES.iter().position(|(known, _)| *known == name)
+}
+
 /// One type of request of a world with its weights: in the first half, and in the second one.
-struct Kind {
+struct WeightedKind {
     kind: MigType,
     weights: [u32; 2],
 }
 
 /// A world with the tables of its classes.
 #[derive(Debug)]
-pub(crate) struct Stage {
-    pub(crate) world: World,
+pub(crate) struct MigStage {
+    pub(crate) world: MigWorld,
     pub(crate) classes: Vec<MigClass>,
     /// GPUs of each class.
     pub(crate) gpus: Vec<usize>,
@@ -113,26 +116,27 @@ pub(crate) struct Stage {
     pub(crate) weights: [Vec<u32>; 2],
 }
 
-impl Stage {
-    pub(crate) fn new(world: World, gpus: usize) -> Self {
+impl MigStage {
+    pub(crate) fn new(world: MigWorld, gpus: usize) -> Self {
         let geometries: &[&Geometry] = match world {
-            World::Models => &[&GEOMETRIES[2], &GEOMETRIES[6]],
-            World::Mix(_) | World::Change(..) => &[&GEOMETRIES[2]],
+            MigWorld::Models => &[&GEOMETRIES[2], &GEOMETRIES[6]],
+            MigWorld::Mix(_) | MigWorld::Change(..) => &[&GEOMETRIES[2]],
         };
-        let class = |geometry: &&Geometry| MigClass::new(geometry).expect("its tables are small");
-        let classes: Vec<MigClass> = geometries.iter().map(class).collect();
+        let classes = geometries.iter().map(|geometry| MigClass::new(geometry));
+        let classes: Vec<MigClass> =
+            classes.map(|class| class.expect("its tables are small")).collect();
         let kinds = kinds(world, &classes);
         let mut types = Types::default();
-        let ids = kinds.iter().map(|it| types.id(&it.kind).expect("types are few")).collect();
-        let weights = [0, 1].map(|half| kinds.iter().map(|it| it.weights[half]).collect());
+        let ids = kinds.iter().map(|kind| types.id(&kind.kind).expect("types are few")).collect();
+        let weights = [0, 1].map(|half| kinds.iter().map(|kind| kind.weights[half]).collect());
         let gpus = match world {
-            World::Mix(_) | World::Change(..) => vec![gpus],
-            World::Models => {
+            MigWorld::Mix(_) | MigWorld::Change(..) => vec![gpus],
+            MigWorld::Models => {
                 let first = gpus * MODELS.0 / 100;
                 vec![first.max(1), (gpus - first).max(1)]
             }
         };
-        let kinds = kinds.into_iter().map(|it| it.kind).collect();
+        let kinds = kinds.into_iter().map(|kind| kind.kind).collect();
         Self { world, classes, gpus, types, kinds, ids, weights }
     }
 
@@ -142,24 +146,24 @@ impl Stage {
     }
 }
 
-fn kinds(world: World, classes: &[MigClass]) -> Vec<Kind> {
+fn kinds(world: MigWorld, classes: &[MigClass]) -> Vec<WeightedKind> {
     let profiles: Vec<ProfileIndex> = classes[0].layouts().profiles().collect();
-    let one = |weights: [usize; 2]| {
-        let kinds = profiles.iter().map(|profile| Kind {
+    let of_mixes = |weights: [usize; 2]| {
+        let kinds = profiles.iter().map(|profile| WeightedKind {
             kind: MigType::new([Some(*profile)]),
             weights: weights.map(|mix| MIXES[mix].1[profile.position()]),
         });
         kinds.collect()
     };
     match world {
-        World::Mix(mix) => one([mix, mix]),
-        World::Change(from, to) => one([from, to]),
-        World::Models => {
+        MigWorld::Mix(mix) => of_mixes([mix, mix]),
+        MigWorld::Change(from, to) => of_mixes([from, to]),
+        MigWorld::Models => {
             let [first, second] = MODELS.1;
             let accepting = [[true, true], [true, false], [false, true]];
             let weights = [100 - first - second, first, second];
             let kinds = accepting.into_iter().zip(weights).flat_map(|(accepts, weight)| {
-                profiles.iter().map(move |profile| Kind {
+                profiles.iter().map(move |profile| WeightedKind {
                     kind: MigType::new(accepts.map(|accepts| accepts.then_some(*profile))),
                     weights: [weight; 2],
                 })
@@ -175,13 +179,13 @@ mod tests {
 
     #[test]
     fn worlds_have_names() {
-        let mut worlds = World::mixes();
-        worlds.extend([World::Change(7, 6), World::Models]);
+        let mut worlds = MigWorld::mixes();
+        worlds.extend([MigWorld::Change(7, 6), MigWorld::Models]);
         for world in worlds {
             assert_eq!(world.name().parse(), Ok(world));
         }
         for wrong in ["", "all", "uniform-", "small-huge", "models"] {
-            assert!(wrong.parse::<World>().unwrap_err().contains("expected all, uniform"));
+            assert!(wrong.parse::<MigWorld>().unwrap_err().contains("expected all, uniform"));
         }
     }
 
@@ -190,7 +194,7 @@ mod tests {
         for (name, weights) in &MIXES[1..] {
             assert_eq!(weights.iter().sum::<u32>(), 100, "{name}");
         }
-        let models = Stage::new(World::Models, 100);
+        let models = MigStage::new(MigWorld::Models, 100);
         assert_eq!(models.gpus, [80, 20]);
         let of = |accepts: [bool; 2]| {
             let is_it = |kind: &MigType| {
@@ -204,7 +208,7 @@ mod tests {
         let all: u32 = models.weights[0].iter().sum();
         assert_eq!(of([true, false]) * 10, all);
         assert_eq!(of([false, true]) * 5, all);
-        let change = Stage::new(World::Change(7, 6), 10);
+        let change = MigStage::new(MigWorld::Change(7, 6), 10);
         assert_eq!(change.weights, [MIXES[7].1.to_vec(), MIXES[6].1.to_vec()]);
     }
 }

@@ -15,7 +15,7 @@ use crate::simulate::charts::{Album, load_charts, time_charts};
 use crate::simulate::ends;
 use crate::simulate::flags::{RunArgs, TraceArgs};
 use crate::simulate::jobs::{Experiment, SimulateError, Times};
-use crate::simulate::report::Report;
+use crate::simulate::report::ArrivalReport;
 use crate::simulate::timed::TimedReport;
 use sim::run::engine::Overflow;
 use sim::run::policy::SimPolicy;
@@ -169,7 +169,7 @@ pub fn run(args: &SimulateArgs) -> Result<(), SimulateError> {
         }
         (None, false) => arrived(args, &experiment)?,
     };
-    ends::write(&experiment, (args.write_pods.as_deref(), args.write_free.as_deref()))?;
+    ends::write(&experiment, args.write_pods.as_deref(), args.write_free.as_deref())?;
     if let Some(folder) = &args.charts {
         album.write(folder)?;
     }
@@ -194,7 +194,7 @@ fn arrived(args: &SimulateArgs, experiment: &Experiment) -> Result<(String, Albu
     let how = load.map_or_else(|| "as is".to_owned(), |load| format!("load {load}"));
     let results = experiment.arrivals(load)?;
     let album = Album::new(results.iter().map(load_charts));
-    let report = Report::new(experiment.title(&how), results);
+    let report = ArrivalReport::new(experiment.title(&how), results);
     let text = match args.output {
         Output::Table => report.table(),
         Output::Json => report.json(),

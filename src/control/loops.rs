@@ -24,7 +24,6 @@ use crate::room::standing::{StandingHolds, StandingRules, Step};
 use crate::shared::app::App;
 use crate::shared::outbox::rooms;
 use engine::ledger::query::reading::Readiness;
-use engine::model::device_state::DeviceState;
 use engine::model::event::LedgerEvent;
 use engine::model::team::TeamRules;
 use kube_api::request::room_note::RoomNote;
@@ -55,11 +54,11 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const GATHER_FOR: Duration = Duration::from_millis(10);
 
 /// The loops run until this is dropped.
-pub struct Running {
+pub struct RunningLoops {
     end: oneshot::Sender<()>,
 }
 
-impl Running {
+impl RunningLoops {
     /// Waits until a loop has panicked.
     pub async fn failed(&mut self) {
         self.end.closed().await;
@@ -68,7 +67,7 @@ impl Running {
 
 /// Starts the loops, in the steps of the extender's tasks.
 #[must_use]
-pub fn start(app: &Arc<App>) -> Running {
+pub fn start(app: &Arc<App>) -> RunningLoops {
     let (end, ended) = oneshot::channel();
     let app = Arc::clone(app);
     let outside = app.outside.clone();
@@ -85,7 +84,7 @@ pub fn start(app: &Arc<App>) -> Running {
         ]);
         select(ended, loops.collect::<()>()).await;
     });
-    Running { end }
+    RunningLoops { end }
 }
 
 async fn ticks(app: &Arc<App>) {
@@ -155,8 +154,9 @@ async fn standing(app: &Arc<App>) {
             }
             continue;
         }
+        let started = app.clock.precise();
         let worker = Arc::clone(app);
-        let work = move || {
+        let looked = app.outside.work(move || {
             let unix_seconds = i64::try_from(worker.api_seconds()).unwrap_or(i64::MAX);
             let times = (worker.clock.now(), unix_seconds);
             let facts =
@@ -170,9 +170,8 @@ async fn standing(app: &Arc<App>) {
             holds.note_rooms(new_rooms);
             let step = holds.step(facts, rules, times);
             (holds, [resumed, step])
-        };
-        let started = app.clock.precise();
-        let Some((kept, steps)) = app.outside.work(work).await else {
+        });
+        let Some((kept, steps)) = looked.await else {
             tracing::error!("a bug in the choice of standing holds, please report this");
             app.outbox.push(app.ledger.stand_down_all());
             holds = StandingHolds::default();
@@ -244,9 +243,9 @@ fn warn_of_guarantees(app: &App, warned: &mut Option<u64>) {
     let Some(guaranteed) = app.ledger.teams.rules().map(TeamRules::guaranteed) else { return };
     let mut gpus = 0_u64;
     app.ledger.look_at_each(|node| {
-        let is_gpu =
-            |device: &&DeviceState| !matches!(device.device().kind, DeviceKind::MigInstance { .. });
-        gpus += node.devices().iter().filter(is_gpu).map(|_| 1).sum::<u64>();
+        let kinds = node.devices().iter().map(|device_state| &device_state.device().kind);
+        let physical = kinds.filter(|kind| !matches!(kind, DeviceKind::MigInstance { .. }));
+        gpus += physical.map(|_| 1).sum::<u64>();
     });
     let is_too_much = guaranteed.millionths() > gpus.saturating_mul(Share::WHOLE.millionths());
     if is_too_much && app.ledger.is_listed() && *warned != Some(gpus) {
@@ -313,11 +312,11 @@ fn note_made_again(app: &App, taken: &[LedgerEvent]) {
 async fn requeued(app: &Arc<App>, mut requeues: RequeueLoop) -> RequeueLoop {
     let started = app.clock.precise();
     let worker = Arc::clone(app);
-    let work = move || {
+    let chosen = app.outside.work(move || {
         let step = requeues.step(&worker.waiting, &worker.ledger, worker.clock.now());
         (requeues, step)
-    };
-    let Some((requeues, step)) = app.outside.work(work).await else {
+    });
+    let Some((requeues, step)) = chosen.await else {
         tracing::error!("a bug in the choice of pods to requeue, please report this");
         app.waiting.change_all();
         return RequeueLoop::default();

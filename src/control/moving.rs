@@ -74,7 +74,7 @@ impl Moving {
 
     /// The container of a pod that the runtime last refused to start with its device.
     pub(crate) fn refused(&self, uid: &PodUid) -> Option<Box<str>> {
-        self.refused.get(uid).map(|it| it.clone())
+        self.refused.get(uid).map(|container| container.clone())
     }
 
     /// Whether a pod may be restarted once more to take memory back. Else one whose program takes it

@@ -96,7 +96,6 @@ impl TokenFile {
 
 /// The header with the token in a file.
 fn header_in(path: &Path) -> std::io::Result<HeaderValue> {
-    let invalid = |what: &str| std::io::Error::new(std::io::ErrorKind::InvalidData, what);
     let text = fs::read_to_string(path)?;
     let token = text.trim();
     if token.is_empty() {
@@ -106,6 +105,10 @@ fn header_in(path: &Path) -> std::io::Result<HeaderValue> {
     let mut header = header.map_err(|_| invalid("it has no token"))?;
     header.set_sensitive(true);
     Ok(header)
+}
+
+fn invalid(what: &str) -> std::io::Error {
+    std::io::Error::new(std::io::ErrorKind::InvalidData, what)
 }
 
 /// What is added to a client.

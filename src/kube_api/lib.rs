@@ -28,7 +28,7 @@ pub mod request {
     pub mod request_error;
     pub mod quantity;
     pub mod resources;
-    pub(crate) mod values;
+    pub(crate) mod annotation_values;
     pub mod annotations;
     pub mod bounded;
     pub mod other_keys;
@@ -63,8 +63,8 @@ pub mod pod {
 
 /// Who calls, as the API server knows them.
 pub mod identity {
-    pub mod review;
-    pub mod token;
+    pub mod known_tokens;
+    pub mod agent_tokens;
     pub mod people;
     pub mod front_proxy;
 }
@@ -76,7 +76,7 @@ pub mod write {
     pub mod outcome;
     pub mod term;
     pub mod writer;
-    pub mod lease;
+    pub mod leader_lease;
     pub mod evict;
     pub mod trust;
     pub mod carry_out;

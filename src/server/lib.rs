@@ -38,7 +38,7 @@ pub mod scheduler {
 /// Reports of the agents for the ledger, and what the replies have.
 #[deny(missing_docs)] // others read it
 pub mod reports {
-    pub mod checked;
+    pub mod checked_report;
     pub mod reply;
 }
 

@@ -8,8 +8,8 @@ use std::path::{Component, Path, PathBuf};
 use crate::source::{SourceFile, files, words};
 use agent::gpu::sample::Sample;
 use agent::node::metrics::AgentMetrics;
-use control::metrics::demand::{AccountUse, Queue, TeamFigures};
-use control::metrics::fleet::Fleet;
+use control::metrics::demand::{AccountUse, QueueFigures, TeamFigures};
+use control::metrics::fleet::FleetFigures;
 use control::metrics::mig::{MakeResult, MigFigures};
 use control::metrics::registry::Metrics;
 use engine::scoring::efficiency::DeviceFigures;
@@ -354,7 +354,7 @@ fn every_configuration_key_is_documented() {
 fn every_metric_family_is_documented() {
     let metrics = Metrics::new();
     let kinds = [((ModelName::new("T4"), PoolName::new("")), DeviceFigures::default())].into();
-    metrics.set_fleet(&Fleet { kinds, ..Fleet::default() }, &Queue::default());
+    metrics.set_fleet(&FleetFigures { kinds, ..FleetFigures::default() }, &QueueFigures::default());
     metrics.used("team", "", AccountUse::default());
     metrics.set_teams(&[TeamFigures::default()]);
     let profile = MigProfile::new("1g.5gb");

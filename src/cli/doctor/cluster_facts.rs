@@ -31,7 +31,7 @@ use kube_api::config::lease::LEASE_NAME;
 use runtime::certificates::REPLICA_NAME;
 use server::issuing::authority::BUNDLE;
 use server::issuing::objects as issuing;
-use server::rotation::plan::Owner;
+use server::rotation::plan::CertificateOwner;
 use wire::api::commands::Check;
 use wire::api::state::State;
 
@@ -368,7 +368,11 @@ async fn of_extender(
     let tls: &TlsConfig = config.tls.as_ref()?;
     let makes = config.certificates.as_ref().is_some_and(|certificates| certificates.make);
     let (secret, file, ca_file) = if makes {
-        (Some(issuing::secret_of(Owner::Extender).to_owned()), issuing::CERTIFICATE, BUNDLE)
+        (
+            Some(issuing::secret_of(CertificateOwner::Extender).to_owned()),
+            issuing::CERTIFICATE,
+            BUNDLE,
+        )
     } else {
         let path = tls.certificate_file.to_str()?;
         let mounted = part.as_ref().ok().and_then(|workload| workload.secret_of(path));

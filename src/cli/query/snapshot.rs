@@ -15,7 +15,7 @@ use crate::base::connect::get;
 use crate::query::snapshot_state::{cluster, unsaid};
 use crate::serve::extender::kube_config;
 use kube_api::pod::list;
-use kube_api::pod::list::SeenNode;
+use kube_api::pod::list::ListedNode;
 use kube_api::pod::seen_pod::SeenPod;
 use runtime::http_client::plain_address;
 use sim::snapshot::replace::replace;
@@ -130,7 +130,7 @@ async fn query_api_server(kubeconfig: Option<&Path>) -> Result<Cluster> {
     })
 }
 
-fn cluster_node(node: SeenNode) -> ClusterNode {
+fn cluster_node(node: ListedNode) -> ClusterNode {
     let mut seen = ClusterNode { name: node.name, host: node.host, ..ClusterNode::default() };
     let Some(gpus) = node.gpus else { return seen };
     let count = usize::try_from(gpus.count).unwrap_or(usize::MAX);

@@ -20,14 +20,14 @@ use kube_api::config::file::Config;
 use kube_api::config::identity::{AUDIENCE, SCHEDULER_NAME};
 use kube_api::config::lease::LEASE_NAME;
 use kube_api::connection;
+use kube_api::identity::agent_tokens::AgentTokens;
 use kube_api::identity::front_proxy;
 use kube_api::identity::people::People;
-use kube_api::identity::token::AgentTokens;
 use kube_api::pod::watch as cluster_watch;
 use kube_api::pod::watch::NodeLabels;
 use kube_api::request::placement::FenceWriter;
 use kube_api::write::events::NoticeSender;
-use kube_api::write::lease::LeaseName;
+use kube_api::write::leader_lease::LeaseName;
 use kube_api::write::target::PodKey;
 use kube_api::write::term::Term;
 use kube_api::write::writer::ApiWriter;
@@ -368,7 +368,7 @@ async fn listener(address: std::net::SocketAddr) -> Result<TcpListener> {
 pub(crate) async fn kube_config(kubeconfig: Option<&Path>) -> Result<kube::Config> {
     match kubeconfig {
         None => kube::Config::incluster()
-            .context("no service account is mounted: run inside a or set --kubeconfig"),
+            .context("no service account is mounted: run inside a pod, or set --kubeconfig"),
         Some(path) => {
             let file = Kubeconfig::read_from(path)
                 .with_context(|| format!("cannot read the kubeconfig {}", path.display()))?;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::bind::client_limits::client_limits;
 use crate::metrics::labels::EditResult;
 use crate::shared::app::App;
-use crate::shared::edited::Known;
+use crate::shared::edited::KnownPlacement;
 use engine::model::reservation::{Placement, PodRef, ReservationState};
 use kube_api::pod::seen_pod::SeenPod;
 use kube_api::request::placement::encode;
@@ -43,7 +43,7 @@ pub(crate) fn see_written(app: &App, seen: &SeenPod) {
         return tell_edited(app, &seen.pod, node);
     }
     // First seen after a start; or noted for a Binding of ours, while another Binding succeeded.
-    app.edits.written().insert(uid.clone(), Known::new(seen.written.clone(), placement));
+    app.edits.written().insert(uid.clone(), KnownPlacement::new(seen.written.clone(), placement));
 }
 
 /// Writes an event that the placement was edited, and notes the pod to be written back.
@@ -147,8 +147,8 @@ async fn restore(app: &App, pod: &PodRef) -> Result<bool, String> {
     }
     app.edits.wrote(&pod.uid, &held.placement.node, &annotations);
     let patch = patch_to(&annotations, &read.metadata.annotations.unwrap_or_default());
-    let version = (seen.resource_version.as_str(), seen.fenced_by);
-    match app.writer.write_placement(&key, &pod.uid, version, &patch).await {
+    let version = seen.resource_version.as_str();
+    match app.writer.write_placement(&key, &pod.uid, version, seen.fenced_by, &patch).await {
         PatchOutcome::Patched { .. } => {
             tracing::warn!(pod_uid = %pod.uid, %pod, node = %held.placement.node, "the placement annotations of a pod were not those of the ledger: gpupack wrote them");
             Ok(true)

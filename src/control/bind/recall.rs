@@ -446,8 +446,7 @@ impl Known<'_> {
         let patch = annotations.into_iter().map(|(key, value)| (key, Some(value))).collect();
         let uid = &self.pod.uid;
         let fenced_by = self.annotations.get(FENCE).map(|value| FenceWriter::of(value));
-        let version = (resource_version, fenced_by);
-        app.writer.write_placement(self.key, uid, version, &patch).await
+        app.writer.write_placement(self.key, uid, resource_version, fenced_by, &patch).await
     }
 }
 
@@ -526,8 +525,8 @@ pub(crate) async fn resize(app: &App, (pod, key): (&PodRef, &PodKey), seen: &See
     let moved = written.and_then(|it| it.guest.as_ref()?.leaving.as_ref());
     let mut fault = String::new();
     for cpu in container.resized(moved) {
-        let (version, change) = (seen.resource_version.as_str(), (container.name.as_str(), cpu));
-        match app.writer.resize(key, &pod.uid, version, change).await {
+        let version = seen.resource_version.as_str();
+        match app.writer.resize(key, &pod.uid, version, &container.name, cpu).await {
             PatchOutcome::Patched { .. } => return Resized::Accepted,
             PatchOutcome::Gone => return Resized::Not(Next::Done),
             PatchOutcome::Conflict => return Resized::Not(Next::After(LOOK_AGAIN)),

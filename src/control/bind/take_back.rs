@@ -167,8 +167,8 @@ async fn lower_limit(
     all.insert(MPS_MEMORY.to_owned(), limit.clone());
     app.edits.wrote(&pod.uid, &held.placement.node, &all);
     let patch = BTreeMap::from([(MPS_MEMORY.to_owned(), Some(limit))]);
-    let version = (seen.resource_version.as_str(), seen.fenced_by);
-    let outcome = app.writer.write_placement(key, &pod.uid, version, &patch).await;
+    let version = seen.resource_version.as_str();
+    let outcome = app.writer.write_placement(key, &pod.uid, version, seen.fenced_by, &patch).await;
     if matches!(outcome, PatchOutcome::Conflict | PatchOutcome::Refused { .. }) {
         app.edits.did_not_write(&pod.uid, known, &all);
     }

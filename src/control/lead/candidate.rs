@@ -8,7 +8,7 @@ use crate::shared::app::App;
 use crate::shared::in_flight::{HeldPod, NamedPod};
 use crate::shared::leader::{Leader, Replica};
 use crate::shared::log_limit::LogLimit;
-use kube_api::write::lease::{Held, LeaseAnswer};
+use kube_api::write::leader_lease::{HeldLease, LeaseAnswer};
 use wire::mutation::{Mutation, mutated};
 use wire::units::Timestamp;
 
@@ -23,23 +23,23 @@ const WARM_FIRST: Duration = Duration::from_secs(2);
 
 static LOGGED: LogLimit = LogLimit::new();
 
-pub(crate) struct Candidate<'a> {
+pub(crate) struct LeadCandidate<'a> {
     pub(crate) app: &'a Arc<App>,
     pub(crate) replica: &'a Replica,
-    seen: Option<Seen>,
+    seen: Option<SeenLease>,
 }
 
 /// The Lease, as it was last read.
-struct Seen {
+struct SeenLease {
     /// Its version is empty while there is none.
-    held: Held,
+    held: HeldLease,
     /// When that version was first seen.
     since: Timestamp,
 }
 
 /// What begins with a term.
 pub(crate) struct Won {
-    pub(crate) held: Held,
+    pub(crate) held: HeldLease,
     /// When the claim was sent.
     pub(crate) sent: Timestamp,
     /// What the last leader said may be on its way, and its holds; `None` if this replica did not
@@ -49,12 +49,12 @@ pub(crate) struct Won {
 
 /// A claim whose answer was lost.
 struct Tried {
-    own: Held,
+    own: HeldLease,
     sent: Timestamp,
     was_informed: bool,
 }
 
-impl<'a> Candidate<'a> {
+impl<'a> LeadCandidate<'a> {
     pub(crate) fn new(app: &'a Arc<App>, replica: &'a Replica) -> Self {
         Self { app, replica, seen: None }
     }
@@ -105,12 +105,12 @@ impl<'a> Candidate<'a> {
     }
 
     /// Notes what the Lease says. The Lease, if this replica may take it now.
-    fn see(&mut self, held: Held) -> Option<Held> {
+    fn see(&mut self, held: HeldLease) -> Option<HeldLease> {
         let now = self.app.clock.now();
-        let is_same = |seen: &&Seen| seen.held.version == held.version;
-        let since = self.seen.as_ref().filter(is_same).map_or(now, |seen| seen.since);
+        let known = self.seen.as_ref().filter(|seen| seen.held.version == held.version);
+        let since = known.map_or(now, |seen| seen.since);
         let is_free = self.is_free(&held, since);
-        self.seen = Some(Seen { held: held.clone(), since });
+        self.seen = Some(SeenLease { held: held.clone(), since });
         if is_free {
             self.app.leading.set(Leader::Unknown);
             return Some(held);
@@ -123,27 +123,27 @@ impl<'a> Candidate<'a> {
 
     /// Notes that there is no Lease: it was deleted, or this is the first start. Its last holder
     /// may still lead.
-    fn see_none(&mut self) -> Option<Held> {
+    fn see_none(&mut self) -> Option<HeldLease> {
         let last = self.seen.take().map(|seen| (seen.held, seen.since));
         let (held, since) = match last {
             Some((held, since)) if held.version.is_empty() => (held, since),
             Some((held, _)) => {
-                let none = Held { version: String::new(), informed: Vec::new(), ..held };
+                let none = HeldLease { version: String::new(), informed: Vec::new(), ..held };
                 (none, self.app.clock.now())
             }
             None => (
-                Held { holds_for: self.replica.holds_for, ..Held::default() },
+                HeldLease { holds_for: self.replica.holds_for, ..HeldLease::default() },
                 self.app.clock.now(),
             ),
         };
         let is_free = self.app.clock.now() >= self.expiry(&held, since);
         let free = is_free.then(|| held.clone());
-        self.seen = Some(Seen { held, since });
+        self.seen = Some(SeenLease { held, since });
         self.app.leading.set(Leader::Unknown);
         free
     }
 
-    fn is_free(&self, held: &Held, since: Timestamp) -> bool {
+    fn is_free(&self, held: &HeldLease, since: Timestamp) -> bool {
         if self.app.clock.now() >= self.expiry(held, since) {
             return true;
         }
@@ -154,7 +154,7 @@ impl<'a> Candidate<'a> {
     }
 
     /// When this replica may take a Lease that is not renewed.
-    fn expiry(&self, held: &Held, since: Timestamp) -> Timestamp {
+    fn expiry(&self, held: &HeldLease, since: Timestamp) -> Timestamp {
         if mutated(Mutation::LeaseTakenEarly) {
             return since.plus(held.holds_for / 3);
         }
@@ -164,7 +164,9 @@ impl<'a> Candidate<'a> {
 
     /// Asks the leader for its messages, if it does not name this replica yet.
     async fn join(&self, joined: &mut Option<Timestamp>) {
-        let (Some(Seen { held, .. }), now) = (&self.seen, self.app.clock.now()) else { return };
+        let (Some(SeenLease { held, .. }), now) = (&self.seen, self.app.clock.now()) else {
+            return;
+        };
         let is_due = joined.is_none_or(|at| now.since(at) >= LOOK_EVERY);
         let is_informed = held.informed.contains(&self.replica.identity);
         if is_due && !is_informed && !held.holder.is_empty() && self.app.ledger.is_listed() {
@@ -175,16 +177,16 @@ impl<'a> Candidate<'a> {
 
     async fn rest(&self) {
         let now = self.app.clock.now();
-        let expiry = self.seen.as_ref().map(|Seen { held, since }| self.expiry(held, *since));
+        let expiry = self.seen.as_ref().map(|SeenLease { held, since }| self.expiry(held, *since));
         let pause = expiry.map_or(AGAIN_AFTER, |expiry| expiry.since(now).min(LOOK_EVERY));
         self.app.outside.sleep(pause).await;
     }
 
     /// The Lease with this replica as its holder.
-    fn claim(&self, free: &Held) -> Held {
+    fn claim(&self, free: &HeldLease) -> HeldLease {
         let now = self.app.clock.unix_micros();
         let Replica { identity, holds_for, address, secret, .. } = self.replica;
-        Held {
+        HeldLease {
             version: free.version.clone(),
             holder: identity.clone(),
             holds_for: *holds_for,
@@ -200,7 +202,7 @@ impl<'a> Candidate<'a> {
     }
 
     /// Begins the term. A follower that was informed knows every Binding that may still arrive.
-    fn win(self, held: Held, sent: Timestamp, was_informed: bool) -> Won {
+    fn win(self, held: HeldLease, sent: Timestamp, was_informed: bool) -> Won {
         let heard = self.app.heard.close();
         let bindings = heard.0.len();
         tracing::info!(term = held.term, was_informed, bindings, "this replica leads");
@@ -216,7 +218,7 @@ impl<'a> Candidate<'a> {
 }
 
 /// The leader that a Lease names.
-pub(crate) fn holder_of(held: &Held) -> Leader {
+pub(crate) fn holder_of(held: &HeldLease) -> Leader {
     if held.holder.is_empty() { Leader::Unknown } else { Leader::Elsewhere }
 }
 

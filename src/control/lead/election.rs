@@ -15,10 +15,10 @@ use futures::FutureExt;
 use futures::future::{Either, select};
 
 use crate::bind::start_fence::{Scope, fence};
-use crate::lead::candidate::{AGAIN_AFTER, Candidate, Won, holder_of, valid_until, within};
+use crate::lead::candidate::{AGAIN_AFTER, LeadCandidate, Won, holder_of, valid_until, within};
 use crate::shared::app::App;
 use crate::shared::leader::{Leader, Replica};
-use kube_api::write::lease::{Held, LeaseAnswer};
+use kube_api::write::leader_lease::{HeldLease, LeaseAnswer};
 use wire::mutation::{Mutation, mutated};
 use wire::units::Timestamp;
 
@@ -39,7 +39,7 @@ pub(crate) async fn electing(app: &Arc<App>) {
         fence(app, Scope::All).await;
         return;
     };
-    let Some(won) = Candidate::new(app, replica).follow().await else {
+    let Some(won) = LeadCandidate::new(app, replica).follow().await else {
         return app.set_stopping();
     };
     let Won { held, sent, heard } = won;
@@ -88,7 +88,7 @@ enum End {
 
 impl Leads<'_> {
     /// Renews the Lease until another replica has it.
-    async fn lead(&self, mut held: Held, sent: Timestamp) -> End {
+    async fn lead(&self, mut held: HeldLease, sent: Timestamp) -> End {
         let Self { app, replica } = self;
         let mut due = sent.plus(replica.holds_for / 3);
         loop {
@@ -102,10 +102,10 @@ impl Leads<'_> {
             let (sent, informed) = (app.clock.now(), app.in_flight.informed());
             due = sent.plus(replica.holds_for / 3);
             let renewed = app.clock.unix_micros().max(held.renewed + 1);
-            let next = Held { renewed, informed: informed.clone(), ..held.clone() };
+            let next = HeldLease { renewed, informed: informed.clone(), ..held.clone() };
             match app.writer.write_lease(&replica.lease, &next, within(replica)).await {
                 LeaseAnswer::Is(now) => {
-                    held = Held { version: now.version, ..next };
+                    held = HeldLease { version: now.version, ..next };
                     app.writer.term().renew(valid_until(replica, sent));
                     app.in_flight.written(&informed);
                     app.leading.set(Leader::Here);
@@ -125,15 +125,15 @@ impl Leads<'_> {
 
     /// The Lease to renew after a renewal failed, in its newest version; `None` if another replica has
     /// led, or may have.
-    async fn reread(&self, held: Held) -> Option<Held> {
+    async fn reread(&self, held: HeldLease) -> Option<HeldLease> {
         match self.app.writer.read_lease(&self.replica.lease, within(self.replica)).await {
             LeaseAnswer::Is(now) if (&now.holder, now.term) == (&held.holder, held.term) => {
                 let renewed = held.renewed.max(now.renewed);
-                Some(Held { version: now.version, renewed, ..held })
+                Some(HeldLease { version: now.version, renewed, ..held })
             }
             LeaseAnswer::Is(_) => None,
             LeaseAnswer::Missing if self.app.writer.term().is_valid() => {
-                Some(Held { version: String::new(), ..held })
+                Some(HeldLease { version: String::new(), ..held })
             }
             LeaseAnswer::Missing => None,
             LeaseAnswer::Changed | LeaseAnswer::Failed(_) => Some(held),
@@ -141,7 +141,7 @@ impl Leads<'_> {
     }
 
     /// Lets the binds that go on end, and gives the Lease away. New calls wait for the successor.
-    async fn hand_over(&self, held: Held) -> End {
+    async fn hand_over(&self, held: HeldLease) -> End {
         let Self { app, replica } = self;
         app.leading.set(Leader::Unknown);
         let began = app.clock.now();
@@ -150,7 +150,7 @@ impl Leads<'_> {
             app.outside.sleep(Duration::from_millis(5)).await;
         }
         app.writer.term().end();
-        let next = Held {
+        let next = HeldLease {
             holder: String::new(),
             handed_over: held.term,
             informed: app.in_flight.informed(),
@@ -160,7 +160,7 @@ impl Leads<'_> {
         if !matches!(answer, LeaseAnswer::Is(_))
             && let Some(now) = self.reread(held).await
         {
-            let next = Held { version: now.version, ..next };
+            let next = HeldLease { version: now.version, ..next };
             answer = app.writer.write_lease(&replica.lease, &next, within(replica)).await;
         }
         let is_given = matches!(answer, LeaseAnswer::Is(_));

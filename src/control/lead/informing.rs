@@ -11,9 +11,8 @@ use crate::shared::app::App;
 use crate::shared::in_flight::{HeldPod, Join, Message};
 use crate::shared::leader::Replica;
 use crate::shared::log_limit::LogLimit;
-use kube_api::write::lease::Held;
+use kube_api::write::leader_lease::HeldLease;
 use runtime::http_client::address_with;
-use wire::ids::PodUid;
 
 /// Where a follower takes messages.
 const BINDINGS_PATH: &str = "/v1/replicas/bindings";
@@ -40,8 +39,9 @@ static LOGGED: LogLimit = LogLimit::new();
 /// Sends messages to a follower until one is not answered.
 async fn inform(app: &App, replica: &Replica, term: u64, follower: &str) {
     let _informs = Informs(app, follower);
-    let is_over = |uid: &PodUid| app.ledger.is_over(uid);
-    while let Some((address, number, bindings)) = app.in_flight.news_for(follower, is_over) {
+    while let Some((address, number, bindings)) =
+        app.in_flight.news_for(follower, |uid| app.ledger.is_over(uid))
+    {
         let secret = replica.secret.clone();
         let to = follower.to_owned();
         let message = Message { term, secret, to, bindings, holds: holds(app) };
@@ -75,7 +75,7 @@ async fn post(app: &App, address: &str, path: &str, message: &impl Serialize) ->
 }
 
 /// Asks the leader for its messages.
-pub(crate) async fn join(app: &App, replica: &Replica, leader: &Held) {
+pub(crate) async fn join(app: &App, replica: &Replica, leader: &HeldLease) {
     let join = Join {
         term: leader.term,
         secret: leader.secret.clone(),
@@ -100,11 +100,9 @@ pub fn take_follower(app: &Arc<App>, join: Join) -> bool {
     let term = app.writer.term();
     let is_current = term.writer().is_some_and(|writer| writer.term() == join.term);
     let is_ours = is_current && join.secret == replica.secret && term.is_valid();
-    let is_address = |text| {
-        let (scheme, _) = replica.address.split_once(':').unwrap_or_default();
-        address_with(scheme, text).is_ok()
-    };
-    let is_sound = Replica::is_identity(&join.replica) && is_address(&join.address);
+    let (scheme, _) = replica.address.split_once(':').unwrap_or_default();
+    let is_sound =
+        Replica::is_identity(&join.replica) && address_with(scheme, &join.address).is_ok();
     if !is_ours || !is_sound || !app.leading.is_here() || !app.is_fenced() {
         return false;
     }
@@ -119,9 +117,9 @@ pub fn take_follower(app: &Arc<App>, join: Join) -> bool {
 
 /// Takes in a message of the leader; false if this replica does not follow it.
 pub fn take_message(app: &App, message: Message) -> bool {
-    let is_allocated = |uid: &PodUid| app.ledger.reservation(uid).is_some();
+    let (ledger, now) = (&app.ledger, app.clock.now());
     let is_for_us = app.replica.as_ref().is_some_and(|own| own.identity == message.to);
     is_for_us
-        && app.ledger.is_listed()
-        && app.heard.take(message, &app.lists, is_allocated, app.clock.now())
+        && ledger.is_listed()
+        && app.heard.take(message, &app.lists, |uid| ledger.reservation(uid).is_some(), now)
 }

@@ -25,7 +25,7 @@ const MOST_CLASSES: usize = 50;
 
 /// Waiting pods, by size and closest obstacle.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Queue {
+pub struct QueueFigures {
     /// Number of pods, by name of the size and by obstacle.
     pub pods: BTreeMap<(&'static str, Option<&'static str>), u64>,
     /// Creation of the oldest pod, in seconds since 1970, by obstacle.
@@ -65,14 +65,14 @@ pub(crate) struct DemandFamilies {
     memory: CounterVec,
     team: GaugeVec,
     team_waiting: IntGaugeVec,
-    names: Mutex<(Names, Names)>,
+    names: Mutex<(LabelValues, LabelValues)>,
 }
 
 /// Values of a label, and whether each has its own series.
 #[derive(Default)]
-struct Names(BTreeMap<String, bool>);
+struct LabelValues(BTreeMap<String, bool>);
 
-impl Names {
+impl LabelValues {
     /// The label of a value: the value if it has its own series, of which there are at most `most`.
     fn label<'a>(&mut self, value: &'a str, most: usize) -> &'a str {
         let known = self.0.len();
@@ -109,10 +109,8 @@ impl DemandFamilies {
                 &["reason"],
             ),
             placement: make.histograms(
-                (
-                    "gpupack_time_to_placement_seconds",
-                    "From the creation of a pod to its accepted bind, in whole seconds.",
-                ),
+                "gpupack_time_to_placement_seconds",
+                "From the creation of a pod to its accepted bind, in whole seconds.",
                 &PLACEMENT_BUCKETS,
                 &["size"],
             ),
@@ -139,12 +137,12 @@ impl DemandFamilies {
             names: Mutex::default(),
         };
         sizes().for_each(|size| drop(families.placement.with_label_values(&[size])));
-        families.show(&Queue::default());
+        families.show(&QueueFigures::default());
         families
     }
 
     /// Sets the gauges of waiting pods.
-    pub(crate) fn show(&self, queue: &Queue) {
+    pub(crate) fn show(&self, queue: &QueueFigures) {
         for size in sizes() {
             for reason in reasons() {
                 let obstacle = Some(reason).filter(|reason| *reason != NOT_CALLED);
@@ -214,7 +212,7 @@ mod tests {
 
     #[test]
     fn a_label_without_own_series_stays_in_other() {
-        let mut names = Names::default();
+        let mut names = LabelValues::default();
         assert_eq!(
             [names.label("a", 2), names.label("b", 2), names.label("c", 2)],
             ["a", "b", OTHER]

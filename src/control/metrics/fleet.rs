@@ -23,7 +23,7 @@ const KIND: [&str; 2] = ["model", "pool"];
 
 /// The state of the fleet.
 #[derive(Clone, Debug, Default)]
-pub struct Fleet {
+pub struct FleetFigures {
     /// How full and fragmented the whole fleet is.
     pub packing: PackingSums,
     /// The figures of each model in each pool.
@@ -52,7 +52,6 @@ pub(crate) struct FleetFamilies {
 impl FleetFamilies {
     /// Makes all families. Those by model and pool have no series before there are devices.
     pub(crate) fn new(make: &Make<'_>) -> Self {
-        let by = |more: &'static str| [KIND[0], KIND[1], more];
         let families = Self {
             nodes: make.int_gauges("gpupack_nodes", "Nodes by the state of their agent.", &["state"]),
             efficiency: make.gauge("gpupack_packing_efficiency_ratio",
@@ -61,7 +60,7 @@ impl FleetFamilies {
             fragmentation: make.gauge("gpupack_fragmentation_ratio",
                 "Mean part of the free compute share that a typical request cannot use.",
             ),
-            gpus: make.int_gauges("gpupack_gpus", "Devices, each in one state.", &by("state")),
+            gpus: make.int_gauges("gpupack_gpus", "Devices, each in one state.", &with(KIND, "state")),
             overallocated: make.int_gauges("gpupack_gpus_overallocated",
                 "Devices on which facts from outside put more than they have.",
                 &KIND,
@@ -74,15 +73,15 @@ impl FleetFamilies {
             ),
             by_free_share: make.int_gauges("gpupack_gpus_by_free_share",
                 "Devices that accept tenants, by free compute share in tenths, rounded down.",
-                &by("free"),
+                &with(KIND, "free"),
             ),
             by_tenants: make.int_gauges("gpupack_gpus_by_tenants",
                 "Devices that accept tenants, by number of tenants.",
-                &by("tenants"),
+                &with(KIND, "tenants"),
             ),
             share: make.gauges("gpupack_share_gpus",
                 "Compute share in GPUs, each part in one state: the sum is the capacity.",
-                &by("state"),
+                &with(KIND, "state"),
             ),
             largest_share: make.gauges("gpupack_largest_fit_share_gpus",
                 "Largest compute share of one GPU that fits now.",
@@ -94,19 +93,19 @@ impl FleetFamilies {
             ),
             fitting: make.int_gauges("gpupack_fitting_requests",
                 "Requests of this size that would fit now, if all free room went to them.",
-                &by("size"),
+                &with(KIND, "size"),
             ),
             stranded: make.gauges("gpupack_stranded_bytes",
                 "Free memory of devices on which no request of this size fits.",
-                &by("size"),
+                &with(KIND, "size"),
             ),
         };
-        families.show(&Fleet::default());
+        families.show(&FleetFigures::default());
         families
     }
 
     /// Sets all gauges. Models and pools that are gone lose their series.
-    pub(crate) fn show(&self, fleet: &Fleet) {
+    pub(crate) fn show(&self, fleet: &FleetFigures) {
         let NodeCounts { reporting, not_reporting, never } = fleet.nodes;
         for (state, value) in
             [("reporting", reporting), ("not_reporting", not_reporting), ("never", never)]
@@ -146,19 +145,18 @@ impl FleetFamilies {
     }
 
     fn show_kind(&self, kind: [&str; 2], figures: &DeviceFigures) {
-        let with = |more| [kind[0], kind[1], more];
         for (state, devices) in DeviceCondition::ALL.into_iter().zip(figures.devices) {
-            self.gpus.with_label_values(&with(state.name())).set(count(devices));
+            self.gpus.with_label_values(&with(kind, state.name())).set(count(devices));
         }
         self.overallocated.with_label_values(&kind).set(count(figures.overallocated));
         let (occupied, fullness) = figures.occupied;
         self.occupied.with_label_values(&kind).set(count(occupied));
         self.fullness.with_label_values(&kind).set(ratio(Share::from_millionths(fullness)));
         for (step, devices) in figures.by_free_share.into_iter().enumerate() {
-            self.by_free_share.with_label_values(&with(FREE[step])).set(count(devices));
+            self.by_free_share.with_label_values(&with(kind, FREE[step])).set(count(devices));
         }
         for (step, devices) in figures.by_tenants.into_iter().enumerate() {
-            self.by_tenants.with_label_values(&with(TENANTS[step])).set(count(devices));
+            self.by_tenants.with_label_values(&with(kind, TENANTS[step])).set(count(devices));
         }
         let share = figures.share;
         for (state, part) in [
@@ -167,15 +165,20 @@ impl FleetFamilies {
             ("free", share.free),
             ("unavailable", share.unavailable),
         ] {
-            self.share.with_label_values(&with(state)).set(ratio(part));
+            self.share.with_label_values(&with(kind, state)).set(ratio(part));
         }
         self.largest_share.with_label_values(&kind).set(ratio(figures.largest_share));
         self.largest_memory.with_label_values(&kind).set(bytes(figures.largest_memory));
         for (size, room) in SIZES.into_iter().zip(figures.room) {
-            self.fitting.with_label_values(&with(size.name)).set(count(room.fitting));
-            self.stranded.with_label_values(&with(size.name)).set(bytes(room.stranded));
+            self.fitting.with_label_values(&with(kind, size.name)).set(count(room.fitting));
+            self.stranded.with_label_values(&with(kind, size.name)).set(bytes(room.stranded));
         }
     }
+}
+
+/// The labels of a kind, or their names, and one more.
+fn with<'a>(kind: [&'a str; 2], more: &'a str) -> [&'a str; 3] {
+    [kind[0], kind[1], more]
 }
 
 /// Labels of free share in tenths, rounded down.

@@ -101,7 +101,7 @@ impl GuardFamilies {
             families.placement_edits.with_label_values(&[result.label()]);
         }
         for mode in ["none", "mps", "driver", "mig", "whole"] {
-            families.show_tenants(mode, (0, 0));
+            families.show_tenants(mode, 0, 0);
         }
         families.show(OutsideFigures::default());
         for result in [
@@ -126,7 +126,7 @@ impl GuardFamilies {
     }
 
     /// Sets the number of tenants for which an isolation mode is configured, and is verified.
-    pub(crate) fn show_tenants(&self, mode: &str, (configured, verified): (u64, u64)) {
+    pub(crate) fn show_tenants(&self, mode: &str, configured: u64, verified: u64) {
         for (state, tenants) in [("configured", configured), ("verified", verified)] {
             let gauge = self.tenants.with_label_values(&[state, mode]);
             gauge.set(i64::try_from(tenants).unwrap_or(i64::MAX));

@@ -77,7 +77,8 @@ impl Make<'_> {
 
     pub(crate) fn histograms(
         &self,
-        (name, help): (&str, &str),
+        name: &str,
+        help: &str,
         buckets: &[f64],
         labels: &[&str],
     ) -> HistogramVec {

@@ -96,10 +96,8 @@ impl MigFamilies {
                 failed
             },
             waits: make.histograms(
-                (
-                    "gpupack_mig_make_seconds",
-                    "Time that binds waited until the MIG instances of their pods were made, by profile.",
-                ),
+"gpupack_mig_make_seconds",
+"Time that binds waited until the MIG instances of their pods were made, by profile.",
                 &MAKE_BUCKETS,
                 &["profile"],
             ),

@@ -157,7 +157,7 @@ mod tests {
         let families = MoveFamilies::new(&Make(&registry));
         let text = || TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
         let series = |room: &str, count: usize| {
-            let [dimension, room] = ["memory", room].map(|it| format!("\"{it}\""));
+            let [dimension, room] = ["memory", room].map(|label| format!("\"{label}\""));
             format!("gpupack_burst_pods{{dimension={dimension},room={room}}} {count}\n")
         };
         assert!(text().contains(&series("none", 0)), "{}", text());

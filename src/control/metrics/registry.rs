@@ -9,8 +9,8 @@ use prometheus::{
     Registry, TextEncoder,
 };
 
-use crate::metrics::demand::{AccountUse, DemandFamilies, Queue, TeamFigures};
-use crate::metrics::fleet::{Fleet, FleetFamilies};
+use crate::metrics::demand::{AccountUse, DemandFamilies, QueueFigures, TeamFigures};
+use crate::metrics::fleet::{FleetFamilies, FleetFigures};
 use crate::metrics::guard::{EvictionReason, EvictionResult, GuardFamilies, OutsideFigures};
 use crate::metrics::labels::{
     BindResult, CertificateLabel, EditResult, Outcome, ReportResult, RequeueResult, Verb,
@@ -83,10 +83,8 @@ impl Metrics {
             mig: MigFamilies::new(&make_of_cluster),
             leader: make.int_gauge("gpupack_leader", "1 on the replica that leads, else 0."),
             verb_duration: make.histograms(
-                (
-                    "gpupack_verb_duration_seconds",
-                    "Time from the whole request to the whole answer of an extender verb.",
-                ),
+"gpupack_verb_duration_seconds",
+"Time from the whole request to the whole answer of an extender verb.",
                 &LATENCY_BUCKETS,
                 &["verb", "outcome"],
             ),
@@ -258,8 +256,8 @@ impl Metrics {
     }
 
     /// Sets the number of tenants for which an isolation mode is configured, and is verified.
-    pub fn set_tenants(&self, mode: &'static str, counts: (u64, u64)) {
-        self.guard.show_tenants(mode, counts);
+    pub fn set_tenants(&self, mode: &'static str, configured: u64, verified: u64) {
+        self.guard.show_tenants(mode, configured, verified);
     }
 
     /// Counts the end of a move.
@@ -323,12 +321,17 @@ impl Metrics {
         self.leader.set(i64::from(is_leader));
     }
 
-    /// Sets the gauges of the service: of holds, and standing ones, their numbers. The oldest report is in seconds since 1970; 0 if none.
-    pub fn set_service(&self, is_ready: bool, holds: (usize, usize), oldest_report: u64) {
+    /// Sets the gauges of the service. The oldest report is in seconds since 1970; 0 if none.
+    pub fn set_service(
+        &self,
+        is_ready: bool,
+        holds: usize,
+        standing_holds: usize,
+        oldest_report: u64,
+    ) {
         self.ready.set(i64::from(is_ready));
-        let count = |holds: usize| i64::try_from(holds).unwrap_or(i64::MAX);
-        self.holds.set(count(holds.0));
-        self.standing_holds.set(count(holds.1));
+        self.holds.set(i64::try_from(holds).unwrap_or(i64::MAX));
+        self.standing_holds.set(i64::try_from(standing_holds).unwrap_or(i64::MAX));
         self.oldest_report.set(whole(oldest_report));
     }
 
@@ -338,7 +341,7 @@ impl Metrics {
     }
 
     /// Sets the gauges of the fleet and of waiting pods.
-    pub fn set_fleet(&self, fleet: &Fleet, queue: &Queue) {
+    pub fn set_fleet(&self, fleet: &FleetFigures, queue: &QueueFigures) {
         self.fleet.show(fleet);
         self.demand.show(queue);
     }
@@ -370,7 +373,7 @@ mod tests {
     #[test]
     fn every_series_exists_before_its_first_event() {
         let metrics = Metrics::new();
-        metrics.set_fleet(&Fleet::default(), &Queue::default());
+        metrics.set_fleet(&FleetFigures::default(), &QueueFigures::default());
         let text = String::from_utf8(metrics.text()).unwrap();
         for part in [
             "gpupack_verb_duration_seconds_count{outcome=\"refused\",verb=\"bind\"} 0",

@@ -24,15 +24,16 @@ pub fn account(app: &App) {
     let last = app.classes.last.lock().replace(now);
     let Some(last) = last else { return };
     let millis = now.since(last).min(LONGEST).as_millis();
-    let mut accounts: BTreeMap<Account, AccountUse> = BTreeMap::new();
-    let mut holders = BTreeSet::new();
+    let mut sample =
+        LedgerSample { app, millis, accounts: BTreeMap::new(), holders: BTreeSet::new() };
     app.ledger.look_into_each(|node, details| {
-        let is_used =
-            |device: &&DeviceState| !device.tenants().is_empty() || !device.guests().is_empty();
-        for device_state in node.devices().iter().filter(is_used) {
-            count(app, (node, device_state, details), millis, &mut accounts, &mut holders);
+        for device_state in node.devices() {
+            if !device_state.tenants().is_empty() || !device_state.guests().is_empty() {
+                sample.count(node, device_state, details);
+            }
         }
     });
+    let LedgerSample { accounts, holders, .. } = sample;
     app.classes.of_pods.retain(|uid, _| holders.contains(uid) || app.waiting.has(uid));
     if !app.leading.is_here() {
         return; // the replica that leads counts
@@ -42,38 +43,44 @@ pub fn account(app: &App) {
     }
 }
 
-/// Counts the tenants of one device. Busy time is known per device only, so each tenant counts for
-/// its part of the allocated share.
-fn count(
-    app: &App,
-    (node, device_state, details): (&NodeState, &DeviceState, &NodeDetails),
+/// What is held and used, for the time since the last look.
+struct LedgerSample<'a> {
+    app: &'a App,
     millis: u128,
-    accounts: &mut BTreeMap<Account, AccountUse>,
-    holders: &mut BTreeSet<PodUid>,
-) {
-    let seen = details.usage_samples.on(&device_state.device().id);
-    let running = device_state.running().map(|(_, held)| u128::from(held.share.millionths()));
-    let all = running.sum::<u128>().max(1);
-    let busy = device_state
-        .busy_percent()
-        .map(|percent| u128::from(percent) * u128::from(Share::WHOLE.millionths()) / 100);
-    for (uid, held) in device_state.tenants() {
-        let namespace = node.reservation(uid).map_or("", |held| held.pod.namespace());
-        let account =
-            accounts.entry((namespace.to_owned(), app.classes.class_of(uid))).or_default();
-        account.share_allocated += u128::from(held.share.millionths()) * millis;
-        account.memory_allocated += u128::from(held.memory.mib()) * millis;
-        if app.classes.of_pods.contains_key(uid) {
-            holders.insert(uid.clone());
+    accounts: BTreeMap<Account, AccountUse>,
+    /// The pods with a priority class that hold something.
+    holders: BTreeSet<PodUid>,
+}
+
+impl LedgerSample<'_> {
+    /// Counts the tenants of one device. Busy time is known per device only, so each tenant counts for
+    /// its part of the allocated share.
+    fn count(&mut self, node: &NodeState, device_state: &DeviceState, details: &NodeDetails) {
+        let Self { app, millis, accounts, holders } = self;
+        let seen = details.usage_samples.on(&device_state.device().id);
+        let running = device_state.running().map(|(_, held)| u128::from(held.share.millionths()));
+        let all = running.sum::<u128>().max(1);
+        let busy = device_state
+            .busy_percent()
+            .map(|percent| u128::from(percent) * u128::from(Share::WHOLE.millionths()) / 100);
+        for (uid, held) in device_state.tenants() {
+            let namespace = node.reservation(uid).map_or("", |held| held.pod.namespace());
+            let account =
+                accounts.entry((namespace.to_owned(), app.classes.class_of(uid))).or_default();
+            account.share_allocated += u128::from(held.share.millionths()) * *millis;
+            account.memory_allocated += u128::from(held.memory.mib()) * *millis;
+            if app.classes.of_pods.contains_key(uid) {
+                holders.insert(uid.clone());
+            }
         }
-    }
-    for (uid, held) in device_state.running() {
-        let namespace = node.reservation(uid).map_or("", |held| held.pod.namespace());
-        let account =
-            accounts.entry((namespace.to_owned(), app.classes.class_of(uid))).or_default();
-        let share = u128::from(held.share.millionths());
-        account.share_used += busy.map_or(0, |busy| busy * share / all) * millis;
-        let used = seen.and_then(|seen| seen.pods.get(uid)).map_or(0, |seen| seen.used.mib());
-        account.memory_used += u128::from(used) * millis;
+        for (uid, held) in device_state.running() {
+            let namespace = node.reservation(uid).map_or("", |held| held.pod.namespace());
+            let account =
+                accounts.entry((namespace.to_owned(), app.classes.class_of(uid))).or_default();
+            let share = u128::from(held.share.millionths());
+            account.share_used += busy.map_or(0, |busy| busy * share / all) * *millis;
+            let used = seen.and_then(|seen| seen.pods.get(uid)).map_or(0, |seen| seen.used.mib());
+            account.memory_used += u128::from(used) * *millis;
+        }
     }
 }

@@ -49,12 +49,12 @@ impl Groups {
         }
     }
 
-    fn those(app: &App, is_it: impl Fn(&GroupKey) -> bool) -> Self {
+    fn those(app: &App, is_wanted: impl Fn(&GroupKey) -> bool) -> Self {
         let mut known: BTreeMap<GroupKey, GroupState> = BTreeMap::new();
         app.waiting.look_at_each(|WaitingState { waiting: pod, named, is_answered, .. }| {
             let Some(group) = &pod.group else { return };
             let key = group_key(&pod.namespace, group);
-            if !is_it(&key) {
+            if !is_wanted(&key) {
                 return;
             }
             let state = known.entry(key).or_default();
@@ -72,7 +72,6 @@ impl Groups {
         if known.is_empty() {
             return Self::default();
         }
-        let key_of = |pod: &SeenPod| Some(group_key(&pod.namespace, pod.group.as_ref()?));
         for pod in app.gated.iter() {
             let state = key_of(&pod).and_then(|key| known.get_mut(&key));
             state.into_iter().for_each(|state| state.gated += 1);
@@ -88,6 +87,10 @@ impl Groups {
     pub(crate) fn of_pod(&self, pod: &WaitingPod) -> Option<&GroupState> {
         self.known.get(&group_key(&pod.namespace, pod.group.as_ref()?))
     }
+}
+
+fn key_of(pod: &SeenPod) -> Option<GroupKey> {
+    Some(group_key(&pod.namespace, pod.group.as_ref()?))
 }
 
 impl GroupState {

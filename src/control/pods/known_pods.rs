@@ -23,14 +23,12 @@ impl App {
     /// Whether the watch shows a pod of ours that waits with this request. Only such a pod gets a
     /// hold.
     pub fn is_known_to_wait(&self, uid: &PodUid, query: &PlacementRequest) -> bool {
-        let is_it = |pod: &SeenPod| self.query(pod).as_ref() == Some(query);
-        self.pending.get(uid).is_some_and(|pod| is_it(&pod))
+        self.pending.get(uid).is_some_and(|pod| self.query(&pod).as_ref() == Some(query))
     }
 
     /// Counts pods as refused that a node fitted, and that nothing binds.
     pub fn doubt_fits(&self) {
-        let is_being_bound = |uid: &PodUid| self.ledger.reservation(uid).is_some();
-        self.waiting.doubt_fits(self.clock.now(), is_being_bound);
+        self.waiting.doubt_fits(self.clock.now(), |uid| self.ledger.reservation(uid).is_some());
     }
 
     /// Drops pods that no call has named for long.
@@ -48,9 +46,9 @@ impl App {
     /// `Equal`: this one, or none. `Less`: one that is gone; fence the pod first. `Greater`: one
     /// that may live.
     pub fn fenced(&self, pod: &SeenPod) -> Ordering {
-        let is_old = || self.other_fences.is_old(&pod.pod.uid, pod.fence, self.clock.now());
+        let (uid, now) = (&pod.pod.uid, self.clock.now());
         match self.writer.fenced(pod) {
-            Ordering::Greater if is_old() => Ordering::Less,
+            Ordering::Greater if self.other_fences.is_old(uid, pod.fence, now) => Ordering::Less,
             // With a Lease, no Binding of an earlier term can succeed any more.
             Ordering::Less if self.replica.is_some() => Ordering::Equal,
             known => known,
@@ -112,19 +110,20 @@ impl App {
     /// Whether a caller's request for a pod may be noted: it is the pod's own, or the watch does
     /// not show the pod.
     pub fn may_note(&self, uid: &PodUid, query: Option<&PlacementRequest>) -> bool {
-        let is_it = |pod: &SeenPod| query.is_some() && self.query(pod).as_ref() == query;
-        match self.without_gpu.contains(uid) {
-            true => query.is_none(),
-            false => self.pending.get(uid).is_none_or(|pod| is_it(&pod)),
+        if self.without_gpu.contains(uid) {
+            return query.is_none();
         }
+        let pending = self.pending.get(uid);
+        pending.is_none_or(|pod| query.is_some() && self.query(&pod).as_ref() == query)
     }
 
     /// Whether the answer may be noted with the waiting pods. A pod without a GPU, or with a faulty
     /// request, may have been changed since the watch showed it. Like a pod that the watch does not
     /// show yet, it counts once the watch shows the new request.
     fn may_wait(&self, uid: &PodUid, query: &PlacementRequest) -> bool {
-        let is_faulty = || self.pending.get(uid).is_some_and(|pod| pod.request.is_err());
-        self.without_gpu.contains(uid) || is_faulty() || self.may_note(uid, Some(query))
+        self.without_gpu.contains(uid)
+            || self.pending.get(uid).is_some_and(|pod| pod.request.is_err())
+            || self.may_note(uid, Some(query))
     }
 
     /// Notes that *filter* is called for a pod: its old hold ends, and the request mix learns its

@@ -2,7 +2,8 @@
 
 use crate::bind::edits::tell_edited;
 use crate::pods::memory_guard::{
-    OverLimitUse, report_over_limit, report_untracked_memory, report_unverified_isolation,
+    OverLimitUse, UnverifiedIsolation, report_over_limit, report_untracked_memory,
+    report_unverified_isolation,
 };
 use crate::shared::app::App;
 use crate::shared::log_limit::LogLimit;
@@ -34,7 +35,7 @@ pub(crate) fn tell(app: &App, event: &LedgerEvent) {
             );
             tell_tenants(app, node, device, NoticeReason::Overallocated, &note);
         }
-        LedgerEvent::DeviceLost { node, device, health } => tell_lost(app, (node, device), *health),
+        LedgerEvent::DeviceLost { node, device, health } => tell_lost(app, node, device, *health),
         LedgerEvent::Impossible { node, device, fault } => {
             if let Some(left_out) = admitted(app, "impossible") {
                 tracing::error!(%node, %device, %fault, left_out, "an impossible MIG instance is reported: gpupack places nothing on it");
@@ -63,7 +64,7 @@ pub(crate) fn tell(app: &App, event: &LedgerEvent) {
             app.edits.note_made_again(pod, app.clock.now());
         }
         LedgerEvent::InstanceLost { pod, node, device } => {
-            tell_instance_lost(app, pod, (node, device));
+            tell_instance_lost(app, pod, node, device);
         }
         LedgerEvent::PlacementEdited { pod, node } => tell_edited(app, pod, node),
         LedgerEvent::Overuse { node, device, pod, used, allowed } => {
@@ -73,7 +74,9 @@ pub(crate) fn tell(app: &App, event: &LedgerEvent) {
             report_untracked_memory(app, &OverLimitUse { node, device, used: *used });
         }
         LedgerEvent::NoIsolation { node, device, pod, configured, limit } => {
-            report_unverified_isolation(app, pod, (*configured, *limit), (node, device));
+            let found =
+                UnverifiedIsolation { node, device, configured: *configured, limit: *limit };
+            report_unverified_isolation(app, pod, &found);
         }
         LedgerEvent::NotReporting(node) => {
             tracing::warn!(%node, "the node's agent is not reporting: the node gets no new pods");
@@ -82,7 +85,7 @@ pub(crate) fn tell(app: &App, event: &LedgerEvent) {
 }
 
 /// Says that a device with tenants has vanished, or takes no new ones.
-fn tell_lost(app: &App, (node, device): (&NodeName, &DeviceId), health: Option<Health>) {
+fn tell_lost(app: &App, node: &NodeName, device: &DeviceId, health: Option<Health>) {
     let what = match health {
         None => "has vanished",
         Some(Health::KubeletOwned) => "is allocated by kubelet, also to other pods",
@@ -91,13 +94,8 @@ fn tell_lost(app: &App, (node, device): (&NodeName, &DeviceId), health: Option<H
     if let Some(left_out) = admitted(app, what) {
         tracing::error!(%node, %device, left_out, "a device that holds pods {what}");
     }
-    let is_made_again = || {
-        let held = app.ledger.tenants(node.as_str(), device).into_iter();
-        let mut held = held.filter_map(|pod| app.ledger.reservation(&pod.uid));
-        held.any(|it| it.placement.parts().any(|(at, spot)| at.id == *device && spot.is_some()))
-    };
     let fix = match health {
-        None if is_made_again() => {
+        None if is_made_again(app, node, device) => {
             "; it is made again once its GPU is in MIG mode, with an agent that makes instances"
         }
         None => "; delete the pod to get another one",
@@ -118,8 +116,15 @@ fn tell_lost(app: &App, (node, device): (&NodeName, &DeviceId), health: Option<H
     }
 }
 
+/// Whether a device that has vanished is a MIG instance that gpupack made for a pod.
+fn is_made_again(app: &App, node: &NodeName, device: &DeviceId) -> bool {
+    let tenants = app.ledger.tenants(node.as_str(), device).into_iter();
+    let mut held = tenants.filter_map(|pod| app.ledger.reservation(&pod.uid));
+    held.any(|held| held.placement.parts().any(|(at, spot)| at.id == *device && spot.is_some()))
+}
+
 /// Says that the MIG instance is gone that was made for a pod.
-fn tell_instance_lost(app: &App, pod: &PodRef, (node, device): (&NodeName, &DeviceId)) {
+fn tell_instance_lost(app: &App, pod: &PodRef, node: &NodeName, device: &DeviceId) {
     if let Some(left_out) = admitted(app, "instance lost") {
         tracing::warn!(pod_uid = %pod.uid, %pod, %node, %device, left_out, "the MIG instance of a pod is gone, by a boot or because another program destroyed it: its place stays allocated, and it is made again there");
     }

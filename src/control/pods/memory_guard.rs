@@ -15,7 +15,7 @@ use engine::usage::over_limit::{EvictionAnswer, Evictions};
 use engine::usage::samples::{OnDevice, OverLimitPod, Use};
 use kube_api::pod::seen_pod::SeenPod;
 use kube_api::write::events::NoticeReason;
-use kube_api::write::evict::{EvictOutcome, Run};
+use kube_api::write::evict::{EvictOutcome, EvictionRun};
 use kube_api::write::target::PodKey;
 use wire::api::state;
 use wire::ids::{DeviceId, NodeName, PodUid};
@@ -32,17 +32,26 @@ pub(crate) struct OverLimitUse<'a> {
     pub(crate) used: MemMib,
 }
 
+/// Isolation of a pod's memory on a device that is configured and not verified.
+pub(crate) struct UnverifiedIsolation<'a> {
+    pub(crate) node: &'a NodeName,
+    pub(crate) device: &'a DeviceId,
+    pub(crate) configured: Mode,
+    /// The limit that was read back.
+    pub(crate) limit: Option<MemMib>,
+}
+
 /// The over-limit pods on a device of `node`.
 pub fn over_limit_pods(node: &NodeState, on: &OnDevice) -> Vec<state::OverLimitPod> {
     let over = on.pods.iter().filter(|(_, seen)| seen.lists_over > 0);
-    let view = |(uid, seen): (&PodUid, &Use)| state::OverLimitPod {
+    let views = over.map(|(uid, seen)| state::OverLimitPod {
         pod_uid: uid.to_string(),
         pod: node.reservation(uid).map(|held| held.pod.name.to_string()).unwrap_or_default(),
         used_mib: seen.used.mib(),
         allowed_mib: seen.allowed.mib(),
         samples: seen.lists_over,
-    };
-    over.map(view).collect()
+    });
+    views.collect()
 }
 
 /// What a pod uses beyond what it may, as the end of a sentence; empty if nothing.
@@ -106,9 +115,9 @@ pub(crate) fn report_untracked_memory(app: &App, excess: &OverLimitUse<'_>) {
 pub(crate) fn report_unverified_isolation(
     app: &App,
     pod: &PodRef,
-    (configured, limit): (Mode, Option<MemMib>),
-    (node, device): (&NodeName, &DeviceId),
+    found: &UnverifiedIsolation<'_>,
 ) {
+    let UnverifiedIsolation { node, device, configured, limit } = found;
     tracing::warn!(pod_uid = %pod.uid, %pod, %node, %device, ?limit, "configured isolation is not verified");
     let found = match limit {
         Some(limit) => format!("its limit is {limit}, which is more than its share"),
@@ -142,16 +151,18 @@ pub(crate) async fn guarding(app: &Arc<App>) {
         if !app.leading.is_here() {
             continue;
         }
-        let is_allocated = |uid: &_| app.ledger.reservation(uid).is_some();
-        let now = app.clock.now();
-        for chosen in evictions.choose(app.ledger.over_limit_pods(), is_allocated, now) {
+        let (ledger, now) = (&app.ledger, app.clock.now());
+        let over = ledger.over_limit_pods();
+        for chosen in evictions.choose(over, |uid| ledger.reservation(uid).is_some(), now) {
             let pod = chosen.pod();
             let answer = match PodKey::of(pod) {
                 Ok(key) if was_moved_there(app, &key, &chosen).await => {
                     tracing::info!(pod_uid = %pod.uid, %pod, device = %chosen.device, "not evicted: it was moved there, or cannot be read");
                     EvictionAnswer::Refused
                 }
-                Ok(key) => settle(app, &chosen, &app.writer.evict(&key, &pod.uid, Run::Real).await),
+                Ok(key) => {
+                    settle(app, &chosen, &app.writer.evict(&key, &pod.uid, EvictionRun::Real).await)
+                }
                 Err(error) => {
                     tracing::warn!(pod_uid = %pod.uid, %error, "cannot evict a pod of this name");
                     EvictionAnswer::Refused
@@ -170,8 +181,8 @@ async fn was_moved_there(app: &App, key: &PodKey, chosen: &OverLimitPod) -> bool
     }
     let Ok(read) = app.writer.read_back(key).await else { return true };
     let Some(seen) = read.map(|read| SeenPod::from_api(&read)) else { return false };
-    let is_it = seen.pod.uid == chosen.pod().uid && app.is_of_earlier(&seen);
-    let written = seen.placement.ok().flatten().filter(|_| is_it);
+    let is_same = seen.pod.uid == chosen.pod().uid && app.is_of_earlier(&seen);
+    let written = seen.placement.ok().flatten().filter(|_| is_same);
     written.is_some_and(|written| {
         let is_there = written.guest.as_ref().is_some_and(|guest| guest.on == chosen.device);
         is_there && written.at_home() == chosen.held.placement.at_home()

@@ -126,7 +126,9 @@ impl Sink for App {
         }
         self.start_failures.insert(pod.pod.uid.clone(), failure.clone());
         let container = pod.gpu_container.as_ref();
-        if let Some(refused) = container.filter(|it| failure.is_of_device_of(&it.name)) {
+        if let Some(refused) =
+            container.filter(|container| failure.is_of_device_of(&container.name))
+        {
             self.moves.refuse(&pod.pod.uid, &refused.name);
         }
     }

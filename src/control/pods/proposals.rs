@@ -25,12 +25,12 @@ fn location(placement: &Placement) -> Location {
 
 /// The moves of a relocation.
 pub fn listed(moves: &[Move]) -> Vec<moves::Move> {
-    let one = |one: &Move| moves::Move {
+    let views = moves.iter().map(|one| moves::Move {
         pod: one.pod.to_string(),
         from: location(&one.from),
         to: location(&one.to),
-    };
-    moves.iter().map(one).collect()
+    });
+    views.collect()
 }
 
 /// What could be moved now, for waiting pods of namespaces that the reader `sees`.
@@ -64,12 +64,12 @@ fn to_place(app: &App, sees: &dyn Fn(&str) -> bool) -> Vec<PlaceProposal> {
             }
         }
     }
-    let place = |(state, pods): (WaitingState, usize)| {
+    let proposals = waiting.into_iter().filter_map(|(state, pods)| {
         let own = app.ledger.own_room(&state.waiting.pod.uid);
         let found = app.ledger.moves(&state.waiting.query, &own, MOST_MOVES)?;
         let Relocation { placement, moves } = found;
         let pod = state.waiting.pod.to_string();
         Some(PlaceProposal { pod, pods, to: location(&placement), moves: listed(&moves) })
-    };
-    waiting.into_iter().filter_map(place).collect()
+    });
+    proposals.collect()
 }

@@ -41,14 +41,14 @@ pub fn tell(app: &App, uid: &PodUid) {
     if why.obstacle == Obstacle::KubeScheduler && is_about_to_go_on(app, &state) {
         return;
     }
-    // Who reads the event may know nothing of other namespaces.
-    let sees = |namespace: &str| namespace == &*pod.namespace;
     let found = match why.is_helped() {
         true => app.reasons.recent(&app.ledger, pod, app.clock.now()),
         false => Vec::new(),
     };
     let profiles = wording::profiles(&app.ledger);
-    let suggestions = why.suggestions(app, pod, (&profiles, found), &sees);
+    // Who reads the event may know nothing of other namespaces.
+    let sees = &|namespace: &str| namespace == &*pod.namespace;
+    let suggestions = why.suggestions(app, pod, &profiles, found, sees);
     app.tell(&pod.pod, NoticeReason::NoGpuFits, why.sentence(&suggestions));
 }
 

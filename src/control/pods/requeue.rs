@@ -54,15 +54,15 @@ struct Chain {
     tried: BTreeSet<PodUid>,
     last: Option<PodUid>,
     /// Since when `last` fits some node.
-    fits: Option<Timestamp>,
+    fits_since: Option<Timestamp>,
     /// When more room appeared since `last` was requeued.
-    more: Option<Timestamp>,
+    more_since: Option<Timestamp>,
     due: Timestamp,
 }
 
 /// What is to be done now.
 #[derive(Debug, Default)]
-pub struct Step {
+pub struct RequeueStep {
     /// The pods to requeue, each with the node that has room for it.
     pub requeues: Vec<(NodeName, WaitingPod)>,
     /// How requeues ended for which no call came.
@@ -97,8 +97,8 @@ impl RequeueLoop {
 
     /// What is to be done now. Takes some milliseconds with thousands of waiting pods: not for a
     /// thread that answers calls.
-    pub fn step(&mut self, waiting: &WaitingPods, ledger: &Ledger, now: Timestamp) -> Step {
-        let mut step = Step::default();
+    pub fn step(&mut self, waiting: &WaitingPods, ledger: &Ledger, now: Timestamp) -> RequeueStep {
+        let mut step = RequeueStep::default();
         self.nodes.retain(|_, chain| chain.goes_on(waiting, ledger, &mut step, now));
         self.gather_late(waiting);
         self.follow(|uid| waiting.is_sending(uid), || waiting.changes(CHANGES_AT_ONCE));
@@ -165,11 +165,11 @@ impl RequeueLoop {
         node: &NodeName,
         waiting: &WaitingPods,
         ledger: &Ledger,
-        step: &mut Step,
+        step: &mut RequeueStep,
         now: Timestamp,
     ) -> usize {
-        let is_tried = |chain: &Chain| !chain.tried.is_empty();
-        if mutated(Mutation::OneTryPerRoom) && self.nodes.get(node).is_some_and(is_tried) {
+        let is_tried = self.nodes.get(node).is_some_and(|chain| !chain.tried.is_empty());
+        if mutated(Mutation::OneTryPerRoom) && is_tried {
             self.nodes.remove(node);
             return 0;
         }
@@ -189,7 +189,7 @@ impl RequeueLoop {
                 if let Some(pod) = waiting.requeue(&uid, room.arrival) {
                     self.sending.set(&uid, candidate);
                     chain.tried.insert(uid.clone());
-                    (chain.last, chain.fits, chain.more) = (Some(uid), None, None);
+                    (chain.last, chain.fits_since, chain.more_since) = (Some(uid), None, None);
                     chain.due = now.plus(LOOK_AGAIN);
                     step.requeues.push((node.clone(), pod));
                     return all_looks;
@@ -219,13 +219,13 @@ fn is_limited(waiting: &WaitingPods, ledger: &Ledger, uid: &PodUid, node: &NodeN
 
 impl Chain {
     fn new(now: Timestamp) -> Self {
-        Self { tried: BTreeSet::new(), last: None, fits: None, more: None, due: now }
+        Self { tried: BTreeSet::new(), last: None, fits_since: None, more_since: None, due: now }
     }
 
     /// Lets the others be tried again for more room. The last one gets a call about it anyway.
     fn has_more(&mut self, now: Timestamp) {
         self.tried.retain(|uid| self.last.as_ref() == Some(uid));
-        self.more = Some(now);
+        self.more_since = Some(now);
     }
 
     fn goes_to_the_next(&mut self, now: Timestamp) {
@@ -237,7 +237,7 @@ impl Chain {
         &mut self,
         waiting: &WaitingPods,
         ledger: &Ledger,
-        step: &mut Step,
+        step: &mut RequeueStep,
         now: Timestamp,
     ) -> bool {
         let Some(last) = &self.last else { return true };
@@ -245,19 +245,19 @@ impl Chain {
         // bind. It may have done so before there was more room.
         if ledger.reservation(last).is_some() {
             self.goes_to_the_next(now);
-            return self.more.is_some();
+            return self.more_since.is_some();
         }
         match waiting.progress(last, now) {
             Progress::Sending => self.due = now.plus(LOOK_AGAIN),
             Progress::Until(at) => self.due = at,
             Progress::Fits => {
-                self.due = self.fits.get_or_insert(now).plus(BOUND_WITHIN);
+                self.due = self.fits_since.get_or_insert(now).plus(BOUND_WITHIN);
                 if self.due <= now {
                     self.goes_to_the_next(now);
                 }
             }
             Progress::Waits { called } => {
-                if self.more.is_some_and(|more| called <= more) {
+                if self.more_since.is_some_and(|more| called <= more) {
                     self.tried.remove(last); // its call may have come before that room
                 }
                 self.goes_to_the_next(now);

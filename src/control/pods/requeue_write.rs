@@ -104,11 +104,14 @@ pub(crate) fn requeue_value(app: &App) -> String {
     format!("requeue-{}-{}", app.clock.unix_seconds(), app.clock.now().millis())
 }
 
+fn refused(code: u16, message: String) -> PatchOutcome {
+    PatchOutcome::Refused { code, message }
+}
+
 /// Requeues a waiting pod, but never in a version that another process may own. A process that
 /// started later relies on its own write being seen, and this write would hide it.
 pub(crate) async fn write_own(app: &App, pod: &WaitingPod, note: &Note) -> PatchOutcome {
     let uid = &pod.pod.uid;
-    let refused = |code, message: String| PatchOutcome::Refused { code, message };
     let key = match PodKey::new(&pod.namespace, &pod.name) {
         Ok(key) => key,
         Err(error) => return refused(400, error.to_string()),

@@ -123,12 +123,15 @@ impl Why {
         &self,
         app: &App,
         pod: &WaitingPod,
-        (profiles, mut found): (&Profiles<'_>, Vec<Suggestion>),
+        profiles: &Profiles<'_>,
+        mut found: Vec<Suggestion>,
         sees: &dyn Fn(&str) -> bool,
     ) -> Vec<String> {
-        found.retain(|it| self.is_true(app, pod, it) && app.may_do(&pod.namespace, it));
+        found.retain(|suggestion| {
+            self.is_true(app, pod, suggestion) && app.may_do(&pod.namespace, suggestion)
+        });
         let of_operator = self.of_operator.iter().copied();
-        let known = wording::suggestions(&pod.query, (profiles, &found), of_operator, sees);
+        let known = wording::suggestions(&pod.query, profiles, &found, of_operator, sees);
         self.of_owner.iter().cloned().chain(known).collect()
     }
 
@@ -155,14 +158,15 @@ impl Why {
 impl App {
     /// Whether the team of a pod may not have what it requests.
     pub fn is_at_team_limit(&self, pod: PodInNamespace<'_>, query: &PlacementRequest) -> bool {
-        let may_have = |gpu| self.ledger.teams.may_have(pod.uid, pod.namespace, gpu);
-        let may_have = query.gpu.as_ref().is_none_or(may_have);
+        let gpu = query.gpu.as_ref();
+        let may_have =
+            gpu.is_none_or(|gpu| self.ledger.teams.may_have(pod.uid, pod.namespace, gpu));
         !may_have && !mutated(Mutation::TeamLimitUnchecked)
     }
 
     /// Whether pods that are to go for this one are still there.
     pub fn has_victims(&self, uid: &PodUid) -> bool {
-        self.preemptors.victims(uid).iter().any(|it| self.ledger.has_pod(it))
+        self.preemptors.victims(uid).iter().any(|victim| self.ledger.has_pod(victim))
     }
 
     /// What a pod waits for wherever it fits.
@@ -328,8 +332,8 @@ impl<'a> Whys<'a> {
             };
         }
         let named = PodInNamespace { uid, namespace: &pod.namespace };
-        let asked = || app.ledger.outlook(named, &pod.query);
-        let outlook = self.looked.entry(line).or_insert_with(asked);
+        let outlook = self.looked.entry(line);
+        let outlook = outlook.or_insert_with(|| app.ledger.outlook(named, &pod.query));
         (app.why(state, outlook, &self.groups), true)
     }
 }

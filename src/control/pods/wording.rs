@@ -10,7 +10,7 @@ use engine::hardware::spots::Spot;
 use engine::ledger::nodes::state::Ledger;
 use engine::ledger::query::queries::PlacementRequest;
 use engine::ledger::suggest::search::{Change, Ends, Lever, Suggestion};
-use engine::model::device_state::{DeviceState, Origin};
+use engine::model::device_state::Origin;
 use engine::model::node_state::{NodeReporting, NodeState};
 use engine::model::rejection::Rejection;
 use engine::model::request::{Amount, GpuRequest, Isolation};
@@ -156,25 +156,28 @@ fn about_mig(
 ) -> Option<String> {
     let Amount::MigInstance(wanted) = &query.gpu.as_ref()?.amount else { return None };
     // Where a node has the profile, its rejection is a closer one.
-    let is_unknown = rejections.iter().all(|it| it.closeness() <= Rejection::Kind.closeness());
-    let lacks_devices = rejections.iter().any(|it| it.obstacle() == Obstacle::Devices);
+    let is_unknown =
+        rejections.iter().all(|rejection| rejection.closeness() <= Rejection::Kind.closeness());
+    let lacks_devices =
+        rejections.iter().any(|rejection| rejection.obstacle() == Obstacle::Devices);
     // What nodes have that did not report yet is not known.
-    let is_open =
-        rejections.iter().any(|it| matches!(it, Rejection::UnknownNode | Rejection::NeverReported));
+    let is_open = rejections
+        .iter()
+        .any(|rejection| matches!(rejection, Rejection::UnknownNode | Rejection::NeverReported));
     if rejections.is_empty() || is_open || !(is_unknown || wanted.has_media() && lacks_devices) {
         return None;
     }
     if profiles.is_empty() {
         return Some(NO_MIG.to_owned());
     }
-    if !profiles.iter().any(|it| wanted.means(it)) {
+    if !profiles.iter().any(|profile| wanted.means(profile)) {
         let there: Vec<String> = profiles.iter().take(MOST_PROFILES).map(resource).collect();
         return Some(format!(
             "no GPU of the cluster has the MIG profile `{wanted}`: request one that is there, such as {}",
             there.join(" or ")
         ));
     }
-    let plain = profiles.iter().find(|it| it.as_str() == wanted.plain())?;
+    let plain = profiles.iter().find(|profile| profile.as_str() == wanted.plain())?;
     lacks_devices.then(|| {
         format!(
             "one MIG instance of each GPU can have the media engines: request {} if the pod does without them",
@@ -192,7 +195,8 @@ fn resource(profile: &MigProfile) -> String {
 /// only pods of namespaces that their reader `sees`.
 pub(crate) fn suggestions(
     query: &PlacementRequest,
-    (profiles, suggestions): (&Profiles<'_>, &[Suggestion]),
+    profiles: &Profiles<'_>,
+    suggestions: &[Suggestion],
     rejections: impl IntoIterator<Item = Rejection>,
     sees: &dyn Fn(&str) -> bool,
 ) -> Vec<String> {
@@ -258,18 +262,15 @@ fn instance(spot: &Spot) -> String {
 
 /// The changed request that a suggestion proposes.
 fn requesting(query: &PlacementRequest, lever: Lever, changed: &PlacementRequest) -> String {
-    let host = |amount: String, less: u64, unit: &str, of: &str| {
-        format!("request {amount} of {of}, {less}{unit} less")
-    };
     match lever {
         Lever::Cpu => {
             let (named, now) = (query.host.cpu.milli(), changed.host.cpu.milli());
-            return host(format!("{now}m"), named.saturating_sub(now), "m", "CPU");
+            return format!("request {now}m of CPU, {}m less", named.saturating_sub(now));
         }
         Lever::HostMemory => {
             let (named, now) = (query.host.memory, changed.host.memory);
             let less = named.mib().saturating_sub(now.mib());
-            return host(now.to_string(), less, " MiB", "host memory");
+            return format!("request {now} of host memory, {less} MiB less");
         }
         Lever::Share
         | Lever::Memory
@@ -286,8 +287,9 @@ fn requesting(query: &PlacementRequest, lever: Lever, changed: &PlacementRequest
         }
         Lever::Devices => format!("request {} devices instead of {}", now.count, named.count),
         Lever::Model => {
-            let is_new = |name: &&str| !named.models.names().any(|known| known == *name);
-            let names: Vec<&str> = now.models.names().filter(is_new).collect();
+            let new = now.models.names();
+            let new = new.filter(|name| !named.models.names().any(|known| known == *name));
+            let names: Vec<&str> = new.collect();
             format!("also accept the model {} in `gpupack.dev/gpu-model`", names.join(" or "))
         }
         Lever::Isolation => {
@@ -393,9 +395,10 @@ pub(crate) fn restarts(count: usize) -> String {
 pub fn limit(node: &NodeState, held: &Reservation) -> String {
     let [placed] = &held.placement.devices[..] else { return String::new() };
     let on = held.guest_on().filter(|_| !held.is_going_home()).unwrap_or(&placed.id);
-    let device = node.devices().iter().find(|it| it.device().id == *on);
+    let device = node.devices().iter().find(|device_state| device_state.device().id == *on);
     let has_limit = held.request.as_ref().is_some_and(|request| request.limit.is_some());
-    let Some(device) = device.filter(|it| has_limit && it.rule().borrow != Borrow::None) else {
+    let Some(device) = device.filter(|device| has_limit && device.rule().borrow != Borrow::None)
+    else {
         return String::new();
     };
     let share = held.compute_limit(device.rule(), placed.demand);
@@ -422,16 +425,16 @@ pub fn lost(node: &NodeState, held: &Reservation) -> String {
     if node.state() != NodeReporting::Reporting || held.state != ReservationState::Confirmed {
         return String::new();
     }
-    let of = |id: &DeviceId| node.devices().iter().find(|it| it.device().id == *id);
+    let device_of = |id: &DeviceId| node.devices().iter().find(|found| found.device().id == *id);
     let guest_on = held.guest_on().filter(|_| !held.changes_instances());
-    if let Some(on) = guest_on.filter(|on| of(on).is_none()) {
+    if let Some(on) = guest_on.filter(|on| device_of(on).is_none()) {
         return format!(
             "; the device {on}, where it runs as a guest, is not there any more: its container is restarted on its own \
              one if that one is sound"
         );
     }
     let parts: Vec<_> =
-        held.placement.parts().map(|(placed, spot)| (of(&placed.id), spot)).collect();
+        held.placement.parts().map(|(placed, spot)| (device_of(&placed.id), spot)).collect();
     if parts.iter().any(|(device, spot)| device.is_none() && spot.is_some()) {
         return "; its MIG instance is gone, and is made again once its GPU is in MIG mode, with an agent that makes \
                 instances"
@@ -441,8 +444,8 @@ pub fn lost(node: &NodeState, held: &Reservation) -> String {
         return "; a device of it is not there any more: delete the pod to get another one"
             .to_owned();
     }
-    let is_promised = |it: &DeviceState| it.origin() == Origin::Promised;
-    match parts.into_iter().filter_map(|(device, _)| device).any(is_promised) {
+    let mut devices = parts.into_iter().filter_map(|(device, _)| device);
+    match devices.any(|device| device.origin() == Origin::Promised) {
         true => "; its MIG instance is gone, and is made again at the same place".to_owned(),
         false => String::new(),
     }

@@ -17,7 +17,7 @@ use engine::model::reservation::PodRef;
 use kube_api::pod::seen_pod::SeenPod;
 use kube_api::request::room_note::RoomNote;
 use kube_api::write::events::NoticeReason;
-use kube_api::write::evict::{EvictOutcome, Run};
+use kube_api::write::evict::{EvictOutcome, EvictionRun};
 use kube_api::write::outcome::{Cause, PatchOutcome};
 use kube_api::write::target::PodKey;
 use wire::ids::PodUid;
@@ -310,13 +310,13 @@ async fn try_all(app: &App, order: &RoomOrder) -> Option<Ended> {
 /// A dry run of one eviction; `None` for a pod that cannot exist.
 async fn try_one(app: &App, victim: PodRef) -> Option<EvictOutcome> {
     let key = PodKey::of(&victim).ok()?;
-    Some(app.writer.evict(&key, &victim.uid, Run::Dry).await)
+    Some(app.writer.evict(&key, &victim.uid, EvictionRun::Dry).await)
 }
 
 /// Evicts one victim, and says so.
 async fn evict(app: &App, victim: &PodRef, order: &RoomOrder) -> EvictOutcome {
     let Ok(key) = PodKey::of(victim) else { return EvictOutcome::Gone };
-    let outcome = app.writer.evict(&key, &victim.uid, Run::Real).await;
+    let outcome = app.writer.evict(&key, &victim.uid, EvictionRun::Real).await;
     let (pod, node) = (&order.pod.pod, &order.node);
     let result = match &outcome {
         EvictOutcome::Evicted => {

@@ -235,12 +235,13 @@ impl App {
     pub(crate) fn may_do(&self, namespace: &str, suggestion: &Suggestion) -> bool {
         let Change::Request(_, changed) = &suggestion.change else { return true };
         // That part of the GPU is not what the fraction would mean.
-        let is_part = |gpu: &GpuRequest| matches!(gpu.amount, Amount::Fraction(_));
-        if self.request_rules.fraction_of.is_some() && changed.gpu.as_ref().is_some_and(is_part) {
+        let gpu = changed.gpu.as_ref();
+        let is_part = gpu.is_some_and(|gpu| matches!(gpu.amount, Amount::Fraction(_)));
+        if self.request_rules.fraction_of.is_some() && is_part {
             return false;
         }
         let allowed = &self.request_rules.access.of(namespace).isolation;
-        let isolation = changed.gpu.as_ref().map_or(Isolation::None, |gpu| gpu.isolation);
+        let isolation = gpu.map_or(Isolation::None, |gpu| gpu.isolation);
         allowed.as_ref().is_none_or(|allowed| allowed.contains(&isolation))
     }
 
@@ -502,8 +503,8 @@ impl App {
     /// Whether this replica leads, and no other one can by now. A process that was frozen has not noticed yet that
     /// its term has ended: what it would answer may be old.
     pub fn leads(&self) -> bool {
-        let has_ended = || !self.writer.term().is_valid();
-        if !mutated(Mutation::StaleAnswer) && self.leading.lapse(has_ended) {
+        if !mutated(Mutation::StaleAnswer) && self.leading.lapse(|| !self.writer.term().is_valid())
+        {
             tracing::warn!("the Lease was not renewed in time: nothing is answered until it is");
         }
         self.leading.is_here()

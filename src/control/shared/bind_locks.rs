@@ -25,7 +25,7 @@ pub struct BindLocks {
     /// Calls of *bind* that are being answered here.
     calls: AtomicUsize,
     /// How many binds may run concurrently.
-    pub(crate) limits: Limits,
+    pub(crate) limits: BindLimits,
 }
 
 /// Most concurrent binds: of pods that the watch shows waiting for a GPU, and as many of others.
@@ -38,14 +38,14 @@ const MOST_WAITING: usize = 2;
 const MOST_READS: usize = 16;
 
 /// How many binds may run concurrently. Pods that may be forged have separate permits.
-pub(crate) struct Limits {
+pub(crate) struct BindLimits {
     known: Semaphore,
     others: Semaphore,
     known_reads: Semaphore,
     other_reads: Semaphore,
 }
 
-impl Default for Limits {
+impl Default for BindLimits {
     fn default() -> Self {
         let [known, others] = [MOST_BINDS; 2].map(Semaphore::new);
         let [known_reads, other_reads] = [MOST_READS; 2].map(Semaphore::new);
@@ -53,7 +53,7 @@ impl Default for Limits {
     }
 }
 
-impl Limits {
+impl BindLimits {
     /// A permit for one bind, of a pod that the watch shows or of another one.
     pub(crate) fn place(&self, is_known: bool) -> Result<SemaphorePermit<'_>, BindError> {
         let places = if is_known { &self.known } else { &self.others };
@@ -140,22 +140,23 @@ impl BindLocks {
     /// The pods whose Binding is undecided and for which no bind goes on.
     pub fn abandoned(&self) -> Vec<PodUid> {
         // A `try_take` at the end of a bind may have kept that bind from removing its entry.
-        let is_used = |lock: &Arc<Mutex<OnItsWay>>| {
-            Arc::strong_count(lock) > 1 || lock.try_lock().is_ok_and(|on| on.is_some())
-        };
-        self.locks.retain(|_, lock| is_used(lock));
-        let is_abandoned = |lock: &Mutex<OnItsWay>| lock.try_lock().is_ok_and(|on| on.is_some());
+        self.locks.retain(|_, lock| Arc::strong_count(lock) > 1 || is_abandoned(lock));
         let pods = self.locks.iter().filter(|entry| is_abandoned(entry.value()));
         pods.map(|entry| entry.key().clone()).collect()
     }
 }
 
+/// Whether no bind goes on, and its Binding is undecided.
+fn is_abandoned(lock: &Mutex<OnItsWay>) -> bool {
+    lock.try_lock().is_ok_and(|on| on.is_some())
+}
+
 impl Drop for BindLock<'_> {
     fn drop(&mut self) {
         // Two references, the map's and this one's: no bind waits. New ones come only by the map.
-        let is_last = |lock: &Arc<Mutex<OnItsWay>>| Arc::strong_count(lock) <= 2;
         let is_decided = self.on_its_way.is_none();
-        self.locks.locks.remove_if(&self.uid, |_, lock| is_decided && is_last(lock));
+        let locks = &self.locks.locks;
+        locks.remove_if(&self.uid, |_, lock| is_decided && Arc::strong_count(lock) <= 2);
     }
 }
 
@@ -165,7 +166,7 @@ mod tests {
 
     #[test]
     fn binds_of_unconfirmed_pods_displace_no_other_bind() {
-        let limits = Limits::default();
+        let limits = BindLimits::default();
         let made_up: Vec<_> = (0..MOST_BINDS).map(|_| limits.place(false).unwrap()).collect();
         assert!(matches!(limits.place(false), Err(BindError::TooMany)));
         assert!(limits.place(true).is_ok());

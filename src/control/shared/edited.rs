@@ -7,7 +7,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use engine::model::reservation::{Placement, PodRef};
 use kube_api::request::placement::decode;
-use kube_api::request::written::{Written, placement_mark};
+use kube_api::request::written::{WrittenAnnotations, placement_mark};
 use wire::ids::{NodeName, PodUid};
 use wire::mutation::{Mutation, mutated};
 use wire::units::Timestamp;
@@ -36,14 +36,14 @@ pub struct Edits {
     pub(crate) edits: Mutex<BTreeMap<PodUid, Edit>>,
     /// As gpupack wrote it, or as it was first seen after a start. The configuration may have been
     /// another when it was written.
-    pub(crate) written: Mutex<BTreeMap<PodUid, Known>>,
+    pub(crate) written: Mutex<BTreeMap<PodUid, KnownPlacement>>,
     /// Since when this process has led, as far as it was looked at.
     led_since: Mutex<Option<Timestamp>>,
 }
 
 #[derive(Clone)]
-pub(crate) struct Known {
-    pub(crate) written: Written,
+pub(crate) struct KnownPlacement {
+    pub(crate) written: WrittenAnnotations,
     /// The mark of the placement that it was written with. The pod may get another placement, from
     /// a Binding of another process, if ours fails.
     pub(crate) placement: u64,
@@ -51,9 +51,9 @@ pub(crate) struct Known {
     pub(crate) is_own: bool,
 }
 
-impl Known {
+impl KnownPlacement {
     /// What another process wrote.
-    pub(crate) fn new(written: Written, placement: &Placement) -> Self {
+    pub(crate) fn new(written: WrittenAnnotations, placement: &Placement) -> Self {
         Self { written, placement: placement_mark(placement), is_own: false }
     }
 
@@ -85,7 +85,7 @@ impl Edits {
         *self.led_since.lock() = None;
     }
 
-    pub(crate) fn written(&self) -> MutexGuard<'_, BTreeMap<PodUid, Known>> {
+    pub(crate) fn written(&self) -> MutexGuard<'_, BTreeMap<PodUid, KnownPlacement>> {
         self.written.lock()
     }
 
@@ -97,7 +97,10 @@ impl Edits {
         annotations: &BTreeMap<String, String>,
     ) {
         if let Ok(Some(placement)) = decode(annotations, node) {
-            let known = Known { is_own: true, ..Known::new(Written::of(annotations), &placement) };
+            let known = KnownPlacement {
+                is_own: true,
+                ..KnownPlacement::new(WrittenAnnotations::of(annotations), &placement)
+            };
             self.written().insert(uid.clone(), known);
         }
     }
@@ -107,11 +110,14 @@ impl Edits {
     pub(crate) fn did_not_write(
         &self,
         uid: &PodUid,
-        before: Option<Known>,
+        before: Option<KnownPlacement>,
         annotations: &BTreeMap<String, String>,
     ) {
         let mut written = self.written();
-        if written.get(uid).is_some_and(|known| known.written == Written::of(annotations)) {
+        if written
+            .get(uid)
+            .is_some_and(|known| known.written == WrittenAnnotations::of(annotations))
+        {
             match before {
                 Some(before) => drop(written.insert(uid.clone(), before)),
                 None => drop(written.remove(uid)),

@@ -110,12 +110,12 @@ impl NamedPod {
 /// A leader's Bindings on their way, and its followers.
 #[derive(Default)]
 pub struct InFlight {
-    table: Mutex<Table>,
+    table: Mutex<InFlightTable>,
     news: News,
 }
 
 #[derive(Default)]
-struct Table {
+struct InFlightTable {
     pods: BTreeMap<PodUid, NamedPod>,
     /// The pods that were on their way lately, the last one at the end.
     recent: VecDeque<(Timestamp, NamedPod)>,
@@ -129,7 +129,7 @@ struct Table {
 
 struct Follower {
     address: String,
-    stage: Stage,
+    stage: FollowerStage,
     /// It knows all pods up to this number.
     knows: u64,
     /// What it has to know before the Lease may name it: all that was posted without waiting for it.
@@ -137,17 +137,25 @@ struct Follower {
 }
 
 impl Follower {
+    /// Whether the Lease is to name it and does not, or the other way round.
+    fn is_to_change(&self) -> bool {
+        self.stage == FollowerStage::Lost
+            || self.stage == FollowerStage::Informed && self.may_be_named()
+    }
+
     fn may_be_named(&self) -> bool {
         match self.stage {
-            Stage::Informed => self.knows >= self.named_from || mutated(Mutation::NamedTooEarly),
-            Stage::Named => true,
-            Stage::Joins | Stage::Lost => false,
+            FollowerStage::Informed => {
+                self.knows >= self.named_from || mutated(Mutation::NamedTooEarly)
+            }
+            FollowerStage::Named => true,
+            FollowerStage::Joins | FollowerStage::Lost => false,
         }
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum FollowerStage {
     /// It knows nothing yet, and no Binding waits for it.
     Joins,
     /// It knows all, and is to be named in the Lease. From now on each Binding waits for it.
@@ -175,10 +183,9 @@ impl InFlight {
 
     /// Notes that no Binding of the pod is on its way any more.
     pub fn ended(&self, uid: &PodUid, now: Timestamp) {
-        let Table { pods, recent, overflowed, .. } = &mut *self.table.lock();
+        let InFlightTable { pods, recent, overflowed, .. } = &mut *self.table.lock();
         recent.extend(pods.remove(uid).map(|pod| (now, pod)));
-        let is_old = |(at, _): &(Timestamp, NamedPod)| now.since(*at) >= RECENT_FOR;
-        while recent.front().is_some_and(is_old) {
+        while recent.front().is_some_and(|(at, _)| now.since(*at) >= RECENT_FOR) {
             recent.pop_front();
         }
         if recent.len() > MOST_PODS {
@@ -195,7 +202,7 @@ impl InFlight {
     /// Adds a follower; false if it has joined already, if there are too many, or if it did not
     /// answer lately.
     pub fn join(&self, replica: &str, address: &str, now: Timestamp) -> bool {
-        let Table { followers, overflowed, banned, .. } = &mut *self.table.lock();
+        let InFlightTable { followers, overflowed, banned, .. } = &mut *self.table.lock();
         let is_banned = banned.get(replica).is_some_and(|(until, _)| now < *until);
         let is_incomplete = overflowed.is_some_and(|at| now.since(at) < RECENT_FOR);
         let is_full = followers.len() >= MOST_FOLLOWERS;
@@ -203,7 +210,7 @@ impl InFlight {
             return false;
         }
         let address = address.to_owned();
-        let joins = Follower { address, stage: Stage::Joins, knows: 0, named_from: 0 };
+        let joins = Follower { address, stage: FollowerStage::Joins, knows: 0, named_from: 0 };
         followers.insert(replica.to_owned(), joins);
         true
     }
@@ -221,9 +228,12 @@ impl InFlight {
         is_over: impl Fn(&PodUid) -> bool,
     ) -> Option<(String, u64, Vec<NamedPod>)> {
         let table = self.table.lock();
-        let follower = table.followers.get(replica).filter(|it| it.stage != Stage::Lost)?;
+        let follower = table
+            .followers
+            .get(replica)
+            .filter(|follower| follower.stage != FollowerStage::Lost)?;
         let mut pods: Vec<NamedPod> = table.pods.values().cloned().collect();
-        if follower.stage != Stage::Named && !mutated(Mutation::RecentUntold) {
+        if follower.stage != FollowerStage::Named && !mutated(Mutation::RecentUntold) {
             let recent = table.recent.iter().map(|(_, pod)| pod);
             pods.extend(recent.filter(|pod| !is_over(&PodUid::new(&*pod.uid))).cloned());
         }
@@ -232,8 +242,10 @@ impl InFlight {
 
     /// Waits until there is a pod that the follower does not know.
     pub(crate) async fn news(&self, replica: &str) {
-        self.until(|table| table.followers.get(replica).is_none_or(|it| it.knows < table.number))
-            .await;
+        self.until(|table| {
+            table.followers.get(replica).is_none_or(|follower| follower.knows < table.number)
+        })
+        .await;
     }
 
     /// Notes that a follower knows all pods up to this number.
@@ -241,8 +253,8 @@ impl InFlight {
         let table = &mut *self.table.lock();
         if let Some(follower) = table.followers.get_mut(replica) {
             follower.knows = follower.knows.max(number);
-            if follower.stage == Stage::Joins {
-                (follower.stage, follower.named_from) = (Stage::Informed, table.number);
+            if follower.stage == FollowerStage::Joins {
+                (follower.stage, follower.named_from) = (FollowerStage::Informed, table.number);
             }
         }
         self.news.ring();
@@ -250,11 +262,11 @@ impl InFlight {
 
     /// Notes that a follower did not answer. One that was waited for may not join again at once.
     pub(crate) fn lost(&self, replica: &str, now: Timestamp) {
-        let Table { followers, banned, .. } = &mut *self.table.lock();
+        let InFlightTable { followers, banned, .. } = &mut *self.table.lock();
         match followers.get_mut(replica) {
-            Some(joins) if joins.stage == Stage::Joins => _ = followers.remove(replica),
+            Some(joins) if joins.stage == FollowerStage::Joins => _ = followers.remove(replica),
             Some(known) => {
-                known.stage = Stage::Lost;
+                known.stage = FollowerStage::Lost;
                 banned.retain(|_, (until, _)| now.since(*until) < LONGEST_BAN);
                 let last = banned.get(replica).map(|(_, pause)| *pause * 2);
                 let pause = last.unwrap_or(FIRST_BAN).min(LONGEST_BAN);
@@ -271,7 +283,7 @@ impl InFlight {
     /// The followers that the Lease is to name.
     pub(crate) fn informed(&self) -> Vec<String> {
         let table = self.table.lock();
-        let informed = table.followers.iter().filter(|(_, it)| it.may_be_named());
+        let informed = table.followers.iter().filter(|(_, follower)| follower.may_be_named());
         informed.map(|(replica, _)| replica.clone()).collect()
     }
 
@@ -279,46 +291,43 @@ impl InFlight {
     pub(crate) fn written(&self, informed: &[String]) {
         self.table.lock().followers.retain(|replica, follower| {
             let is_named = informed.contains(replica);
-            if is_named && follower.stage == Stage::Informed {
-                follower.stage = Stage::Named;
+            if is_named && follower.stage == FollowerStage::Informed {
+                follower.stage = FollowerStage::Named;
             }
-            is_named || follower.stage != Stage::Lost
+            is_named || follower.stage != FollowerStage::Lost
         });
         self.news.ring();
     }
 
     /// Waits until the Lease names other followers than it should.
     pub(crate) async fn is_to_be_written(&self) {
-        let is_to_change = |it: &Follower| {
-            it.stage == Stage::Lost || it.stage == Stage::Informed && it.may_be_named()
-        };
-        self.until(|table| table.followers.values().any(is_to_change)).await;
+        self.until(|table| table.followers.values().any(Follower::is_to_change)).await;
     }
 
-    async fn until(&self, is_so: impl Fn(&Table) -> bool) {
+    async fn until(&self, is_so: impl Fn(&InFlightTable) -> bool) {
         self.news.until(|| is_so(&self.table.lock())).await;
     }
 }
 
-impl Table {
+impl InFlightTable {
     /// Whether each follower that a successor could be knows all pods up to this number.
     fn know(&self, number: u64) -> bool {
-        let knows = |it: &Follower| {
-            let is_forgotten = it.stage == Stage::Lost && mutated(Mutation::LostFollowerForgotten);
-            it.stage == Stage::Joins || it.knows >= number || is_forgotten
-        };
-        self.followers.values().all(knows)
+        self.followers.values().all(|follower| {
+            let is_forgotten =
+                follower.stage == FollowerStage::Lost && mutated(Mutation::LostFollowerForgotten);
+            follower.stage == FollowerStage::Joins || follower.knows >= number || is_forgotten
+        })
     }
 }
 
 /// What a follower has heard from its leader.
 #[derive(Default)]
 pub struct Heard {
-    copy: Mutex<Copy>,
+    state: Mutex<HeardState>,
 }
 
 #[derive(Default)]
-struct Copy {
+struct HeardState {
     /// Term and secret of the leader. `None` before one is known, and once this replica leads.
     leader: Option<(u64, String)>,
     bindings: BTreeMap<PodUid, (NamedPod, Option<Timestamp>)>,
@@ -332,11 +341,12 @@ struct Copy {
 impl Heard {
     /// Listens to the leader of this term.
     pub(crate) fn listen(&self, term: u64, secret: &str) {
-        let copy = &mut *self.copy.lock();
+        let state = &mut *self.state.lock();
         let is_known =
-            copy.leader.as_ref().is_some_and(|known| (known.0, &*known.1) == (term, secret));
+            state.leader.as_ref().is_some_and(|known| (known.0, &*known.1) == (term, secret));
         if !is_known {
-            *copy = Copy { leader: Some((term, secret.to_owned())), ..Copy::default() };
+            *state =
+                HeardState { leader: Some((term, secret.to_owned())), ..HeardState::default() };
         }
     }
 
@@ -349,36 +359,36 @@ impl Heard {
         is_allocated: impl Fn(&PodUid) -> bool,
         now: Timestamp,
     ) -> bool {
-        let copy = &mut *self.copy.lock();
-        if copy.leader.as_ref() != Some(&(message.term, message.secret)) {
+        let state = &mut *self.state.lock();
+        if state.leader.as_ref() != Some(&(message.term, message.secret)) {
             return false;
         }
-        let was_silent = copy.last.is_none_or(|last| now.since(last) >= SILENT_FOR);
+        let was_silent = state.last.is_none_or(|last| now.since(last) >= SILENT_FOR);
         if was_silent && !mutated(Mutation::MessageTakenUnlisted) {
             // Only a message says that the leader has fenced what its predecessor may have bound.
-            let fresh = copy.list.filter(|(_, at)| now.since(*at) < LIST_AGE);
+            let fresh = state.list.filter(|(_, at)| now.since(*at) < LIST_AGE);
             let (number, since) = fresh.unwrap_or_else(|| (lists.want(), now));
-            copy.list = Some((number, since));
+            state.list = Some((number, since));
             if !lists.is_complete(number) {
                 return false;
             }
         }
-        (copy.last, copy.list) = (Some(now), None);
-        copy.bindings.retain(|uid, (_, ended)| {
+        (state.last, state.list) = (Some(now), None);
+        state.bindings.retain(|uid, (_, ended)| {
             let ended = *ended.get_or_insert(now);
             now.since(ended) < FORGOTTEN_AFTER && !is_allocated(uid)
         });
         for pod in message.bindings {
-            copy.bindings.insert(PodUid::new(&*pod.uid), (pod, None));
+            state.bindings.insert(PodUid::new(&*pod.uid), (pod, None));
         }
-        copy.holds = message.holds;
-        copy.bindings.len() <= MOST_PODS
+        state.holds = message.holds;
+        state.bindings.len() <= MOST_PODS
     }
 
     /// Listens no more, and returns what it has heard: this replica leads.
     pub(crate) fn close(&self) -> (Vec<NamedPod>, Vec<HeldPod>) {
-        let copy = std::mem::take(&mut *self.copy.lock());
-        (copy.bindings.into_values().map(|(pod, _)| pod).collect(), copy.holds)
+        let state = std::mem::take(&mut *self.state.lock());
+        (state.bindings.into_values().map(|(pod, _)| pod).collect(), state.holds)
     }
 }
 
@@ -461,7 +471,7 @@ mod tests {
     #[test]
     fn a_follower_remembers_a_pod_until_its_own_ledger_has_it() {
         let (heard, at) = (Heard::default(), Timestamp::from_millis);
-        let told = |uids: &[&str]| Message {
+        let message = |uids: &[&str]| Message {
             term: 7,
             secret: "s".to_owned(),
             to: "b".to_owned(),
@@ -473,25 +483,25 @@ mod tests {
             heard.take(message, &lists, is_allocated, now)
         };
         let list = || lists.complete(lists.begin());
-        assert!(!take(told(&["1"]), &none, at(0)), "it has no leader");
+        assert!(!take(message(&["1"]), &none, at(0)), "it has no leader");
         heard.listen(7, "s");
-        assert!(!take(Message { term: 8, ..told(&["1"]) }, &none, at(0)));
-        assert!(!take(Message { secret: String::new(), ..told(&["1"]) }, &none, at(0)));
+        assert!(!take(Message { term: 8, ..message(&["1"]) }, &none, at(0)));
+        assert!(!take(Message { secret: String::new(), ..message(&["1"]) }, &none, at(0)));
         list();
-        assert!(!take(told(&["1", "2", "3"]), &none, at(0)), "its list began before");
+        assert!(!take(message(&["1", "2", "3"]), &none, at(0)), "its list began before");
         list();
-        assert!(take(told(&["1", "2", "3"]), &none, at(0)));
-        assert!(take(told(&["3"]), &|uid| uid.as_str() == "2", at(1)));
+        assert!(take(message(&["1", "2", "3"]), &none, at(0)));
+        assert!(take(message(&["3"]), &|uid| uid.as_str() == "2", at(1)));
         heard.listen(7, "s");
         assert_eq!(heard.close().0, [pod("1"), pod("3")]);
-        assert!(!take(told(&[]), &none, at(2)), "it leads");
+        assert!(!take(message(&[]), &none, at(2)), "it leads");
         heard.listen(7, "s");
-        assert!(!take(told(&["1"]), &none, at(0)));
+        assert!(!take(message(&["1"]), &none, at(0)));
         list();
-        assert!(take(told(&["1"]), &none, at(0)) && take(told(&[]), &none, at(1)));
-        assert!(!take(told(&[]), &none, at(700_000)), "it has heard nothing for long");
+        assert!(take(message(&["1"]), &none, at(0)) && take(message(&[]), &none, at(1)));
+        assert!(!take(message(&[]), &none, at(700_000)), "it has heard nothing for long");
         list();
-        assert!(take(told(&[]), &none, at(700_000)));
+        assert!(take(message(&[]), &none, at(700_000)));
         assert_eq!(heard.close().0, [], "it was not bound");
     }
 }

@@ -24,12 +24,12 @@ pub(crate) const MOST_KEPT: usize = 500;
 pub(crate) const MOST_UNTOLD: usize = 10_000;
 
 /// Whose suggestions are kept: pods with this request, or the one of them that has room of its own.
-type Asked = (PlacementRequest, Option<PodUid>);
+type SuggestionKey = (PlacementRequest, Option<PodUid>);
 
 /// Suggestions by request, and pods that are to get an event.
 #[derive(Default)]
 pub struct Reasons {
-    kept: Mutex<BTreeMap<Asked, (Timestamp, Vec<Suggestion>)>>,
+    kept: Mutex<BTreeMap<SuggestionKey, (Timestamp, Vec<Suggestion>)>>,
     pub(crate) untold: Mutex<BTreeSet<PodUid>>,
     pub refused: Notify,
 }
@@ -51,57 +51,57 @@ impl Reasons {
     /// The suggestions kept for a pod, without those that no longer help. `None` if nothing is kept, or
     /// nothing of it helps any more. Looks at one node for each.
     pub fn known(&self, ledger: &Ledger, pod: &WaitingPod) -> Option<Vec<Suggestion>> {
-        let (own, asked) = asked(ledger, pod);
-        self.still_known(ledger, &own, &asked)
+        let (own, key) = room_and_key(ledger, pod);
+        self.still_known(ledger, &own, &key)
     }
 
     fn still_known(
         &self,
         ledger: &Ledger,
         own: &OwnRoom,
-        asked: &Asked,
+        key: &SuggestionKey,
     ) -> Option<Vec<Suggestion>> {
-        let mut known = self.kept.lock().get(asked)?.1.clone();
+        let mut known = self.kept.lock().get(key)?.1.clone();
         let were = known.len();
-        known.retain(|suggestion| ledger.still_helps(&asked.0, own, suggestion));
+        known.retain(|suggestion| ledger.still_helps(&key.0, own, suggestion));
         (were == 0 || !known.is_empty()).then_some(known)
     }
 
     /// The suggestions for a pod as of now. Looks at every node about ten times.
     pub fn found(&self, ledger: &Ledger, pod: &WaitingPod, now: Timestamp) -> Vec<Suggestion> {
-        let (own, asked) = asked(ledger, pod);
-        self.search(ledger, &own, asked, now)
+        let (own, key) = room_and_key(ledger, pod);
+        self.search(ledger, &own, key, now)
     }
 
     fn search(
         &self,
         ledger: &Ledger,
         own: &OwnRoom,
-        asked: Asked,
+        key: SuggestionKey,
         now: Timestamp,
     ) -> Vec<Suggestion> {
-        let suggestions = ledger.suggestions(&asked.0, own);
+        let suggestions = ledger.suggestions(&key.0, own);
         let mut kept = self.kept.lock();
-        if kept.len() >= MOST_KEPT && !kept.contains_key(&asked) {
+        if kept.len() >= MOST_KEPT && !kept.contains_key(&key) {
             let oldest = kept.iter().min_by_key(|(_, (at, _))| *at).map(|(known, _)| known.clone());
             oldest.and_then(|oldest| kept.remove(&oldest));
         }
-        kept.insert(asked, (now, suggestions.clone()));
+        kept.insert(key, (now, suggestions.clone()));
         suggestions
     }
 
     /// The same, or what was found within `FRESH_FOR` and still helps.
     pub fn recent(&self, ledger: &Ledger, pod: &WaitingPod, now: Timestamp) -> Vec<Suggestion> {
-        let (own, asked) = asked(ledger, pod);
-        let is_fresh = |at: Timestamp| now.since(at) < FRESH_FOR;
-        let is_fresh = self.kept.lock().get(&asked).is_some_and(|(at, _)| is_fresh(*at));
-        let known = if is_fresh { self.still_known(ledger, &own, &asked) } else { None };
-        known.unwrap_or_else(|| self.search(ledger, &own, asked, now))
+        let (own, key) = room_and_key(ledger, pod);
+        let kept_at = self.kept.lock().get(&key).map(|(at, _)| *at);
+        let is_fresh = kept_at.is_some_and(|at| now.since(at) < FRESH_FOR);
+        let known = if is_fresh { self.still_known(ledger, &own, &key) } else { None };
+        known.unwrap_or_else(|| self.search(ledger, &own, key, now))
     }
 }
 
 /// The room of a pod, and whose suggestions are its own.
-fn asked(ledger: &Ledger, pod: &WaitingPod) -> (OwnRoom, Asked) {
+fn room_and_key(ledger: &Ledger, pod: &WaitingPod) -> (OwnRoom, SuggestionKey) {
     let own = ledger.own_room(&pod.pod.uid);
     let uid = (!own.is_empty()).then(|| pod.pod.uid.clone());
     (own, (pod.query.clone(), uid))

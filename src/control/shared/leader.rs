@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use kube_api::write::lease::LeaseName;
+use kube_api::write::leader_lease::LeaseName;
 use kube_api::write::target::PodKey;
 
 /// The replica that acts, as this one knows it.
@@ -46,10 +46,8 @@ impl Replica {
     /// Whether a text has the form of an identity: it is named in the Lease, in a list.
     pub fn is_identity(text: &str) -> bool {
         text.rsplit_once('_').is_some_and(|(pod, random)| {
-            let is_name =
-                |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
-            let is_pod = (1..=253).contains(&pod.len()) && pod.chars().all(is_name);
-            is_pod
+            (1..=253).contains(&pod.len())
+                && pod.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.'))
                 && (1..=16).contains(&random.len())
                 && random.chars().all(|c| c.is_ascii_hexdigit())
         })

@@ -48,11 +48,11 @@ mod tests {
     #[test]
     fn repeated_log_lines_are_written_once_a_second_and_counted() {
         let limit = LogLimit::new();
-        let reported =
+        let admitted =
             |reason, millis| limit.admits(("filter", reason), Duration::from_millis(millis));
-        assert_eq!(reported("a", 0), Some(0));
-        (1..1_000).for_each(|millis| assert_eq!(reported("a", millis), None));
-        assert_eq!(reported("b", 999), Some(0), "another reason");
-        assert_eq!((reported("a", 1_000), reported("a", 2_000)), (Some(999), Some(0)));
+        assert_eq!(admitted("a", 0), Some(0));
+        (1..1_000).for_each(|millis| assert_eq!(admitted("a", millis), None));
+        assert_eq!(admitted("b", 999), Some(0), "another reason");
+        assert_eq!((admitted("a", 1_000), admitted("a", 2_000)), (Some(999), Some(0)));
     }
 }

@@ -94,7 +94,7 @@ impl NewRooms {
 
 /// The nodes on which room appeared.
 pub fn rooms(events: &[LedgerEvent]) -> Vec<NodeName> {
-    let room = |event: &LedgerEvent| match event {
+    let nodes = events.iter().filter_map(|event| match event {
         LedgerEvent::Room(node) => Some(node.clone()),
         LedgerEvent::Overallocated { .. }
         | LedgerEvent::DeviceLost { .. }
@@ -109,6 +109,6 @@ pub fn rooms(events: &[LedgerEvent]) -> Vec<NodeName> {
         | LedgerEvent::Untracked { .. }
         | LedgerEvent::NoIsolation { .. }
         | LedgerEvent::NotReporting(_) => None,
-    };
-    events.iter().filter_map(room).collect()
+    });
+    nodes.collect()
 }

@@ -53,7 +53,7 @@ struct Passed {
 }
 
 #[derive(Debug, Default)]
-struct Inner {
+struct PassedTable {
     pods: BTreeMap<PodUid, Passed>,
     /// Pods that the watch has shown, in the order of their last calls.
     seen: BTreeMap<u64, PodUid>,
@@ -64,7 +64,7 @@ struct Inner {
 /// What *filter* passed lately.
 #[derive(Debug, Default)]
 pub struct PassedPods {
-    inner: Mutex<Inner>,
+    inner: Mutex<PassedTable>,
 }
 
 impl PassedPods {
@@ -80,14 +80,14 @@ impl PassedPods {
         let mut inner = self.inner();
         let before = inner.remove(uid);
         let was_seen = before.as_ref().is_some_and(|before| before.is_seen);
-        let (mut any, mut known) = before.map(|it| (it.any, it.nodes)).unwrap_or_default();
+        let (mut any, mut known) =
+            before.map(|before| (before.any, before.nodes)).unwrap_or_default();
         match nodes {
             None => any = Some(now),
             Some(nodes) => {
                 any = any.filter(|_| !is_seen);
                 let digests: BTreeSet<u64> = nodes.map(digest).collect();
-                let is_kept = |at: Timestamp| now.since(at) < PASSED_FOR;
-                known.retain(|(at, node)| is_kept(*at) && !digests.contains(node));
+                known.retain(|(at, node)| now.since(*at) < PASSED_FOR && !digests.contains(node));
                 known.extend(digests.into_iter().map(|node| (now, node)));
                 known.drain(..known.len().saturating_sub(MAX_NODES));
             }
@@ -128,7 +128,8 @@ impl PassedPods {
         match self.inner().pods.get(uid) {
             Some(passed) if now.since(passed.at) < PASSED_FOR => {
                 let node = digest(node);
-                let mut passes = passed.nodes.iter().filter(|it| it.1 == node).map(|it| it.0);
+                let mut passes =
+                    passed.nodes.iter().filter(|(_, known)| *known == node).map(|(at, _)| *at);
                 let is_recent = |at: Timestamp| now.since(at) < PASSED_FOR;
                 let is_passed = passed.any.is_some_and(is_recent) || passes.any(is_recent);
                 if is_passed { Verdict::Passed } else { Verdict::Elsewhere }
@@ -154,12 +155,12 @@ impl PassedPods {
         }
     }
 
-    fn inner(&self) -> MutexGuard<'_, Inner> {
+    fn inner(&self) -> MutexGuard<'_, PassedTable> {
         self.inner.lock()
     }
 }
 
-impl Inner {
+impl PassedTable {
     fn list(&mut self, is_seen: bool) -> &mut BTreeMap<u64, PodUid> {
         if is_seen { &mut self.seen } else { &mut self.unseen }
     }

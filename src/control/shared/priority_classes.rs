@@ -23,8 +23,8 @@ impl PriorityClasses {
     /// Notes the priority class of a pod that requests a GPU.
     pub fn see(&self, pod: &SeenPod) {
         if pod.request != Ok(None) && !pod.priority_class.is_empty() {
-            let class = || Arc::from(pod.priority_class.as_str());
-            self.of_pods.entry(pod.pod.uid.clone()).or_insert_with(class);
+            let known = self.of_pods.entry(pod.pod.uid.clone());
+            known.or_insert_with(|| Arc::from(pod.priority_class.as_str()));
         }
     }
 

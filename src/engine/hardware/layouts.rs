@@ -268,7 +268,7 @@ fn check_size(geometry: &Geometry) -> Result<(), LayoutError> {
     Ok(())
 }
 
-/// Whether the starts of a profile lie beside each other on a GPU with so many units.
+/// Whether the starts of a profile lie beside each other on a GPU with this many units.
 fn has_separate_starts(profile: &Profile, units: u32) -> bool {
     let mut taken = 0_u32;
     profile.starts.iter().all(|start| {

@@ -28,31 +28,31 @@ pub(crate) struct WeightedRequest<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WholeNodePrior {
     /// The weight of the prior, 0 to 1.
-    pub(crate) prior: f64,
+    pub(crate) weight: f64,
 }
 
 impl WholeNodePrior {
     /// After this many requests, if the prior counts as `counts_for`.
     pub(crate) fn after(requests: f64, counts_for: f64) -> Self {
-        Self { prior: counts_for / (requests + counts_for) }
+        Self { weight: counts_for / (requests + counts_for) }
     }
 
     /// The part of all GPU demand for whole nodes that the prior adds, in millionths.
-    pub(crate) fn prior(self) -> u64 {
-        fixed(self.prior * WHOLE_NODES, 1e6).unsigned_abs()
+    pub(crate) fn added(self) -> u64 {
+        fixed(self.weight * WHOLE_NODES, 1e6).unsigned_abs()
     }
 
     /// What remains of a part of the demand that was seen.
     pub(crate) fn known(self, part: u64) -> u64 {
-        fixed(float(part) * (1.0 - self.prior), 1.0).unsigned_abs()
+        fixed(float(part) * (1.0 - self.weight), 1.0).unsigned_abs()
     }
 
     /// The same for all demand by number of devices.
     pub(crate) fn by_count(self, node_shapes: &NodeShapes, parts: &mut BTreeMap<usize, f64>) {
-        parts.values_mut().for_each(|part| *part *= 1.0 - self.prior);
+        parts.values_mut().for_each(|part| *part *= 1.0 - self.weight);
         let largest = usize::try_from(node_shapes.largest()).unwrap_or(usize::MAX);
         if largest > 1 {
-            *parts.entry(largest).or_default() += self.prior * WHOLE_NODES;
+            *parts.entry(largest).or_default() += self.weight * WHOLE_NODES;
         }
     }
 }

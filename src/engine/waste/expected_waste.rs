@@ -89,8 +89,10 @@ impl ExpectedWaste {
         node_shapes: &NodeShapes,
         weights: &WasteWeights,
     ) -> Option<Self> {
-        let kinds: Vec<WeightedRequest<'_>> =
-            types.iter().map(|(kind, tally)| kind_of(kind, *tally, classes, node_shapes)).collect();
+        let kinds: Vec<WeightedRequest<'_>> = types
+            .iter()
+            .map(|(kind, tally)| weighted_request(kind, *tally, classes, node_shapes))
+            .collect();
         let demand: f64 = kinds.iter().map(|kind| kind.weight * kind.gpus).sum();
         if demand <= 0.0 {
             return None;
@@ -105,16 +107,16 @@ impl ExpectedWaste {
             .collect();
         let whole_node = whole_node(node_shapes);
         let requests: f64 = kinds.iter().map(|kind| kind.weight).sum();
-        let expected = WholeNodePrior::after(requests, weights.whole_nodes);
-        let several = several.into_iter().map(|(kind, part)| (kind, expected.known(part)));
-        let prior = whole_node.as_ref().map(|kind| (kind, expected.prior()));
-        let several = MixRows::of(several.chain(prior), classes);
+        let prior = WholeNodePrior::after(requests, weights.whole_nodes);
+        let several = several.into_iter().map(|(kind, part)| (kind, prior.known(part)));
+        let added = whole_node.as_ref().map(|kind| (kind, prior.added()));
+        let several = MixRows::of(several.chain(added), classes);
         Some(Self {
             residuals: Residuals::new(types, classes, weights.price_rounds),
             needs: needs(&kinds, demand, node_shapes),
             several_part: float(several.total) / 1e6,
             requests_of_several: several,
-            scarcity: Scarcity::new(&kinds, demand, classes, node_shapes, expected, weights),
+            scarcity: Scarcity::new(&kinds, demand, classes, node_shapes, prior, weights),
             pressure: Pressure::new(&kinds, demand, node_shapes, weights.pieces),
             opening: opening(requests, node_shapes, weights.opening),
             weights: WasteWeights {
@@ -252,7 +254,7 @@ fn rest(kinds: &[WeightedRequest<'_>]) -> Vec<f64> {
     rest
 }
 
-fn kind_of<'a>(
+fn weighted_request<'a>(
     kind: &'a RequestType,
     tally: Tally,
     classes: &DeviceClasses,

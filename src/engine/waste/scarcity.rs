@@ -84,7 +84,7 @@ impl Scarcity {
         demand: f64,
         classes: &DeviceClasses,
         node_shapes: &NodeShapes,
-        expected: WholeNodePrior,
+        prior: WholeNodePrior,
         weights: &WasteWeights,
     ) -> Self {
         let mut by_count: BTreeMap<usize, f64> = BTreeMap::new();
@@ -123,7 +123,7 @@ impl Scarcity {
                 *sets.entry((alike.classes, true)).or_default() += part;
             }
         }
-        expected.by_count(node_shapes, &mut by_count);
+        prior.by_count(node_shapes, &mut by_count);
         let bound = sets.into_iter().map(|((classes, is_by_size), part)| Bound {
             classes,
             part,

@@ -68,8 +68,9 @@ pub(crate) fn refuse_pod(
             return Err(AdmissionError::HostPath { volume, path, guarded });
         }
     }
-    let names_devices = |key: &&String| DEVICE_ANNOTATIONS.iter().any(|part| key.starts_with(part));
-    if let Some(key) = annotations.keys().find(names_devices) {
+    let named =
+        annotations.keys().find(|key| DEVICE_ANNOTATIONS.iter().any(|part| key.starts_with(part)));
+    if let Some(key) = named {
         return Err(AdmissionError::DeviceAnnotation { key: shown(key) });
     }
     let claim = spec.resource_claims.iter().flatten().next();
@@ -87,51 +88,56 @@ pub(crate) fn refuse_container(
     container: &ContainerView<'_>,
     settings: &WebhookConfig,
 ) -> Result<(), AdmissionError> {
-    let name = || shown(container.name);
     if container.security.and_then(|security| security.privileged) == Some(true) {
-        return Err(AdmissionError::Privileged { container: name() });
+        return Err(AdmissionError::Privileged { container: shown(container.name) });
     }
     if let Some(capability) = container.security.and_then(capability) {
-        return Err(AdmissionError::Capability { container: name(), capability });
+        let container = shown(container.name);
+        return Err(AdmissionError::Capability { container, capability });
     }
-    let is_list = |path: &str| {
-        let path = plain(path);
-        path == DEVICE_MOUNTS || path.starts_with(&format!("{DEVICE_MOUNTS}/"))
-    };
-    match container.mounts.iter().find(|mount| is_list(&mount.mount_path)) {
+    match container.mounts.iter().find(|mount| names_device(&mount.mount_path)) {
         Some(mount) => {
-            let path = shown(&mount.mount_path);
-            Err(AdmissionError::DeviceMount { container: name(), path })
+            let (container, path) = (shown(container.name), shown(&mount.mount_path));
+            Err(AdmissionError::DeviceMount { container, path })
         }
         None => pod_security::check_container(container, settings),
     }
 }
 
+/// Whether a mount at this path names a device to NVIDIA's runtime.
+fn names_device(path: &str) -> bool {
+    let path = plain(path);
+    path == DEVICE_MOUNTS || path.starts_with(&format!("{DEVICE_MOUNTS}/"))
+}
+
 /// The first capability by which a container can undo its confinement.
 fn capability(security: &SecurityContext) -> Option<String> {
     let added = security.capabilities.as_ref()?.add.as_ref()?;
-    let goes_too_far = |given: &&String| {
-        let name = given.to_ascii_uppercase();
-        LIFTING_CAPABILITIES.contains(&name.strip_prefix("CAP_").unwrap_or(&name))
-    };
-    added.iter().find(goes_too_far).map(|given| shown(given))
+    added.iter().find(|name| lifts_confinement(name)).map(|name| shown(name))
+}
+
+fn lifts_confinement(capability: &str) -> bool {
+    let name = capability.to_ascii_uppercase();
+    LIFTING_CAPABILITIES.contains(&name.strip_prefix("CAP_").unwrap_or(&name))
 }
 
 /// The forbidden path that a mount of `path` exposes: the same path, one above or one below it.
 fn reached<'a>(path: &str, folder: &'a HostFolder) -> Option<&'a str> {
     let path = plain(path);
-    let below = |folder: &str, path: &str| {
-        path.strip_prefix(folder).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-    };
     let places = GUARDED_PATHS.into_iter().chain([folder.as_str()]);
     places.into_iter().find(|guarded| {
         let place = plain(guarded.trim_end_matches('*'));
         let is_inside = match guarded.ends_with('*') {
             true => path.starts_with(&place),
-            false => below(&place, &path),
+            false => is_within(&path, &place),
         };
-        is_inside || path == "/" || below(&path, &place)
+        is_inside || path == "/" || is_within(&place, &path)
     })
+}
+
+/// Whether a path is the folder, or below it.
+fn is_within(path: &str, folder: &str) -> bool {
+    path.strip_prefix(folder).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 #[cfg(test)]

@@ -61,9 +61,6 @@ const HOST_NETWORK_KEY: Option<&str> = Some("webhook.allow_host_network");
 const SYSCTLS_KEY: Option<&str> = Some("webhook.allowed_sysctls");
 const CAPABILITIES_KEY: Option<&str> = Some("webhook.allowed_capabilities");
 
-/// What sets a field: a container, or `None` for the pod.
-type Place<'a> = Option<&'a str>;
-
 /// Refuses what a whole pod sets beyond *baseline*, but not the volume `ours`: gpupack adds it.
 ///
 /// # Errors
@@ -84,9 +81,6 @@ pub(crate) fn check_pod(
             return Err(AdmissionError::UnlistedHostPath { volume, path });
         }
     }
-    let confines = |value: &str| {
-        value.is_empty() || value == "runtime/default" || value.starts_with("localhost/")
-    };
     let mut profiles = annotations.iter().filter(|(key, _)| key.starts_with(APPARMOR_ANNOTATION));
     if let Some((_, value)) = profiles.find(|(_, value)| !confines(value)) {
         return Err(not_allowed(None, APPARMOR_ANNOTATION, value, None));
@@ -94,7 +88,8 @@ pub(crate) fn check_pod(
     let Some(security) = &spec.security_context else { return Ok(()) };
     check_profiles(
         None,
-        (security.app_armor_profile.as_ref(), security.seccomp_profile.as_ref()),
+        security.app_armor_profile.as_ref(),
+        security.seccomp_profile.as_ref(),
         security.se_linux_options.as_ref(),
         security.windows_options.as_ref(),
     )?;
@@ -109,6 +104,11 @@ pub(crate) fn check_pod(
     }
 }
 
+/// Whether an AppArmor profile in an annotation confines.
+fn confines(profile: &str) -> bool {
+    profile.is_empty() || profile == "runtime/default" || profile.starts_with("localhost/")
+}
+
 /// Refuses what a container sets beyond *baseline*.
 ///
 /// # Errors
@@ -117,28 +117,29 @@ pub(crate) fn check_container(
     container: &ContainerView<'_>,
     settings: &WebhookConfig,
 ) -> Result<(), AdmissionError> {
-    let place = Some(container.name);
+    let name = Some(container.name);
     let port = container.ports.iter().filter_map(|port| port.host_port).find(|port| *port != 0);
     if let Some(port) = port.filter(|_| !settings.allow_host_network) {
-        return Err(not_allowed(place, "hostPort", &port.to_string(), HOST_NETWORK_KEY));
+        return Err(not_allowed(name, "hostPort", &port.to_string(), HOST_NETWORK_KEY));
     }
     if let Some(host) = hosts(container).find(|host| !host.is_empty()) {
-        return Err(not_allowed(place, "host", host, None));
+        return Err(not_allowed(name, "host", host, None));
     }
     let Some(security) = container.security else { return Ok(()) };
     check_profiles(
-        place,
-        (security.app_armor_profile.as_ref(), security.seccomp_profile.as_ref()),
+        name,
+        security.app_armor_profile.as_ref(),
+        security.seccomp_profile.as_ref(),
         security.se_linux_options.as_ref(),
         security.windows_options.as_ref(),
     )?;
     if let Some(mount) = security.proc_mount.as_deref().filter(|mount| *mount != "Default") {
-        return Err(not_allowed(place, "securityContext.procMount", mount, None));
+        return Err(not_allowed(name, "securityContext.procMount", mount, None));
     }
     match unlisted_capability(security, settings) {
-        Some(name) => {
+        Some(capability) => {
             let field = "securityContext.capabilities.add";
-            Err(not_allowed(place, field, name, CAPABILITIES_KEY))
+            Err(not_allowed(name, field, capability, CAPABILITIES_KEY))
         }
         None => Ok(()),
     }
@@ -159,10 +160,11 @@ fn unlisted_capability<'a>(
 }
 
 /// Refuses profiles that do not confine, SELinux labels that relax its rules, and processes of a
-/// Windows host.
+/// Windows host, of a container, or of the pod if `None`.
 fn check_profiles(
-    place: Place<'_>,
-    (app_armor, seccomp): (Option<&AppArmorProfile>, Option<&SeccompProfile>),
+    container: Option<&str>,
+    app_armor: Option<&AppArmorProfile>,
+    seccomp: Option<&SeccompProfile>,
     labels: Option<&SELinuxOptions>,
     windows: Option<&WindowsSecurityContextOptions>,
 ) -> Result<(), AdmissionError> {
@@ -171,27 +173,26 @@ fn check_profiles(
         ("securityContext.seccompProfile.type", seccomp.map(|profile| profile.type_.as_str())),
     ] {
         if let Some(kind) = kind.filter(|kind| !PROFILES.contains(kind)) {
-            return Err(not_allowed(place, field, kind, None));
+            return Err(not_allowed(container, field, kind, None));
         }
     }
-    let label = |label: &Option<String>| label.clone().unwrap_or_default();
     if let Some(labels) = labels {
-        let kind = label(&labels.type_);
-        if !SELINUX_TYPES.contains(&kind.as_str()) {
-            return Err(not_allowed(place, "securityContext.seLinuxOptions.type", &kind, None));
+        let kind = labels.type_.as_deref().unwrap_or_default();
+        if !SELINUX_TYPES.contains(&kind) {
+            return Err(not_allowed(container, "securityContext.seLinuxOptions.type", kind, None));
         }
         for (field, value) in [
-            ("securityContext.seLinuxOptions.user", label(&labels.user)),
-            ("securityContext.seLinuxOptions.role", label(&labels.role)),
+            ("securityContext.seLinuxOptions.user", labels.user.as_deref()),
+            ("securityContext.seLinuxOptions.role", labels.role.as_deref()),
         ] {
-            if !value.is_empty() {
-                return Err(not_allowed(place, field, &value, None));
+            if let Some(value) = value.filter(|value| !value.is_empty()) {
+                return Err(not_allowed(container, field, value, None));
             }
         }
     }
     if windows.is_some_and(|windows| windows.host_process == Some(true)) {
         let field = "securityContext.windowsOptions.hostProcess";
-        return Err(not_allowed(place, field, "true", None));
+        return Err(not_allowed(container, field, "true", None));
     }
     Ok(())
 }
@@ -210,12 +211,12 @@ fn hosts<'a>(container: &ContainerView<'a>) -> impl Iterator<Item = &'a str> {
 }
 
 fn not_allowed(
-    place: Place<'_>,
+    container: Option<&str>,
     field: &'static str,
     value: &str,
     key: Option<&'static str>,
 ) -> AdmissionError {
-    let place = match place {
+    let place = match container {
         Some(container) => format!("container `{}`", shown(container)),
         None => "the pod".to_owned(),
     };

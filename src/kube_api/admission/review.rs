@@ -79,10 +79,14 @@ impl ReviewFault {
             Self::Resource { .. } => "resource",
         }
     }
+
+    pub(crate) fn json(error: serde_json::Error) -> Self {
+        Self::Json { fault: shown_long(&error) }
+    }
 }
 
 /// The request of a review.
-pub(crate) enum Asked<'a> {
+pub(crate) enum ReviewRequest<'a> {
     Pod(Box<AdmissionRequest<Pod>>),
     /// About an object with templates of pods, and the paths to them.
     Templates(Box<AdmissionRequest<DynamicObject>>, &'a [TemplatePath]),
@@ -92,37 +96,45 @@ pub(crate) enum Asked<'a> {
 pub(crate) type Templates = BTreeMap<String, Vec<TemplatePath>>;
 
 /// The request of a review, where objects of these resources have templates.
-pub(crate) fn request<'a>(body: &[u8], templates: &'a Templates) -> Result<Asked<'a>, ReviewFault> {
-    let json = |error: serde_json::Error| ReviewFault::Json { fault: shown_long(&error) };
+pub(crate) fn request<'a>(
+    body: &[u8],
+    templates: &'a Templates,
+) -> Result<ReviewRequest<'a>, ReviewFault> {
     refuse_many_values(body)?;
-    let value: Value = serde_json::from_slice(body).map_err(json)?;
-    let text = |field: &str| value.get(field).and_then(Value::as_str).unwrap_or_default();
-    if (text("apiVersion"), text("kind")) != REVIEW {
-        let (kind, version) = (shown(text("kind")), shown(text("apiVersion")));
+    let value: Value = serde_json::from_slice(body).map_err(ReviewFault::json)?;
+    let (version, kind) = (text_of(&value, "apiVersion"), text_of(&value, "kind"));
+    if (version, kind) != REVIEW {
+        let (kind, version) = (shown(kind), shown(version));
         return Err(ReviewFault::Kind { kind, version });
     }
     let missing = ReviewFault::Missing { field: "request" };
     let about = value.pointer("/request/resource").ok_or(missing.clone())?;
-    let part = |field| about.get(field).and_then(Value::as_str).unwrap_or_default();
-    let resource = format!("{}.{}", part("resource"), part("group"));
+    let (group, plural) = (text_of(about, "group"), text_of(about, "resource"));
+    let resource = format!("{plural}.{group}");
     let paths = templates.get(&resource);
-    if (part("group"), part("resource")) != ("", "pods") && paths.is_none() {
-        let resource = shown(&format!("{}/{}", part("group"), part("resource")));
+    if (group, plural) != ("", "pods") && paths.is_none() {
+        let resource = shown(&format!("{group}/{plural}"));
         return Err(ReviewFault::Resource { resource });
     }
     let object = value.pointer("/request/object").filter(|object| object.is_object());
     let can_be_patched = object.is_none_or(|object| object["metadata"].is_object());
-    refuse_long_lists(&value, &mut Counted::default())?;
+    refuse_long_lists(&value, &mut ReviewCounts::default())?;
     if let Some(paths) = paths {
-        let review: AdmissionReview<DynamicObject> = serde_json::from_value(value).map_err(json)?;
+        let review: AdmissionReview<DynamicObject> =
+            serde_json::from_value(value).map_err(ReviewFault::json)?;
         let request = review.try_into().map_err(|_| missing)?;
-        return Ok(Asked::Templates(Box::new(request), paths));
+        return Ok(ReviewRequest::Templates(Box::new(request), paths));
     }
-    let review: AdmissionReview<Pod> = serde_json::from_value(value).map_err(json)?;
+    let review: AdmissionReview<Pod> = serde_json::from_value(value).map_err(ReviewFault::json)?;
     if !can_be_patched {
         return Err(ReviewFault::Missing { field: "request.object.metadata" });
     }
-    Ok(Asked::Pod(Box::new(review.try_into().map_err(|_| missing)?)))
+    Ok(ReviewRequest::Pod(Box::new(review.try_into().map_err(|_| missing)?)))
+}
+
+/// The text in a field; empty without one.
+fn text_of<'a>(object: &'a Value, field: &str) -> &'a str {
+    object.get(field).and_then(Value::as_str).unwrap_or_default()
 }
 
 /// The configured templates, and those of Jobs.
@@ -152,13 +164,13 @@ fn refuse_many_values(body: &[u8]) -> Result<(), ReviewFault> {
 
 /// What was counted in a review so far.
 #[derive(Default)]
-struct Counted {
+struct ReviewCounts {
     variables: usize,
     in_lists: usize,
 }
 
 /// Refuses a body that would take far more memory as a pod than as text.
-fn refuse_long_lists(value: &Value, counted: &mut Counted) -> Result<(), ReviewFault> {
+fn refuse_long_lists(value: &Value, counted: &mut ReviewCounts) -> Result<(), ReviewFault> {
     match value {
         Value::Object(fields) => fields.iter().try_for_each(|(name, field)| {
             let items = field.as_array().map_or(&[][..], Vec::as_slice);

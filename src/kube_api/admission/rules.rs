@@ -25,7 +25,9 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::admission::confinement::{refuse_container, refuse_pod};
-use crate::admission::review::{Asked, ReviewFault, Templates, name_of, request, with_jobs};
+use crate::admission::review::{
+    ReviewFault, ReviewRequest, Templates, name_of, request, with_jobs,
+};
 use crate::admission::templates::{is_counted_by_template, templates};
 use crate::config::allowed::NVIDIA_CLASSES;
 use crate::config::pods::requests::RequestRules;
@@ -49,7 +51,6 @@ use crate::request::resources::{
 use crate::request::usable::{WORKLOAD, check_class, check_use, chosen};
 use engine::model::request::{GpuRequest, Movable};
 use engine::model::workload::WorkloadClass;
-use runtime::causes::shown_long;
 
 /// How long a container may take to end when it is moved, if the pod does not say.
 const MOVE_GRACE_SECONDS: u32 = 5;
@@ -61,7 +62,7 @@ const EPHEMERAL: &str = "ephemeralcontainers";
 
 /// An answer to a review.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct AdmissionAnswer {
     /// The review to send back.
     pub review: Vec<u8>,
     /// The pod, or the object with templates of pods: namespace and name, or the prefix of a name that the API
@@ -72,7 +73,7 @@ pub struct Answer {
 }
 
 /// Who gives a pod its GPU.
-enum Tenant {
+enum GpuSource {
     Managed(Box<GpuRequest>),
     Kubelet,
     /// Another scheduler, or the pod requests none.
@@ -116,10 +117,10 @@ impl Admission {
     ///
     /// # Errors
     /// [`ReviewFault`] if it is not a review of a pod or of templates, and so cannot be answered.
-    pub fn review(&self, body: &[u8]) -> Result<Answer, ReviewFault> {
+    pub fn review(&self, body: &[u8]) -> Result<AdmissionAnswer, ReviewFault> {
         let missing = ReviewFault::Missing { field: "request.object" };
         match request(body, &self.templates)? {
-            Asked::Pod(request) => {
+            ReviewRequest::Pod(request) => {
                 let pod = request.object.as_ref().ok_or(missing)?;
                 let decided = match request.sub_resource.as_deref().unwrap_or_default() {
                     "" => self.admit(pod, Subject::Pod, namespace(&request)),
@@ -128,7 +129,7 @@ impl Admission {
                 };
                 answer(&request, name_of(&request, &pod.metadata), decided)
             }
-            Asked::Templates(request, paths) => {
+            ReviewRequest::Templates(request, paths) => {
                 let object = request.object.as_ref().ok_or(missing)?;
                 if let Some(part) = request.sub_resource.as_deref().filter(|part| !part.is_empty())
                 {
@@ -157,7 +158,9 @@ impl Admission {
         let subject = if old.is_some() { Subject::OldTemplate } else { Subject::Template };
         for (place, template) in templates(&object.data, paths)? {
             if let Some(before) = before.get(&place)
-                && !self.admit_template(before, subject, namespace)?.is_ok_and(|it| it.is_empty())
+                && !self
+                    .admit_template(before, subject, namespace)?
+                    .is_ok_and(|needed| needed.is_empty())
             {
                 continue;
             }
@@ -180,7 +183,7 @@ impl Admission {
         namespace: &str,
     ) -> Result<Result<Changes, AdmissionError>, ReviewFault> {
         let read = PodTemplateSpec::deserialize(template);
-        let template = read.map_err(|error| ReviewFault::Json { fault: shown_long(&error) })?;
+        let template = read.map_err(ReviewFault::json)?;
         let metadata = template.metadata.unwrap_or_default();
         let pod = Pod { metadata, spec: template.spec, status: None };
         Ok(self.admit(&pod, subject, namespace))
@@ -201,8 +204,8 @@ impl Admission {
         let labels = pod.metadata.labels.as_ref().unwrap_or(&none);
         refuse_reserved_keys(annotations.keys().chain(labels.keys()))?;
         let Some(spec) = &pod.spec else { return Ok(Changes::default()) };
-        match self.tenant(annotations, spec)? {
-            Tenant::Managed(request) => {
+        match self.gpu_source(annotations, spec)? {
+            GpuSource::Managed(request) => {
                 if subject == Subject::Pod && is_counted_by_template(annotations, labels) {
                     self.refuse_uncounted(spec, &request)?;
                 }
@@ -216,8 +219,8 @@ impl Admission {
                 }
                 Ok(changes)
             }
-            Tenant::Kubelet => self.leave_to_kubelet(spec),
-            Tenant::Unmanaged => {
+            GpuSource::Kubelet => self.leave_to_kubelet(spec),
+            GpuSource::Unmanaged => {
                 if self.is_beside(spec) {
                     // It may have pods evicted that have a GPU, for CPU or memory.
                     self.check_class(None, spec, namespace)?;
@@ -253,16 +256,16 @@ impl Admission {
     }
 
     /// Who gives the pod its GPU.
-    fn tenant(
+    fn gpu_source(
         &self,
         annotations: &BTreeMap<String, String>,
         spec: &PodSpec,
-    ) -> Result<Tenant, RequestError> {
+    ) -> Result<GpuSource, RequestError> {
         let scheduler = scheduler_of(spec);
-        let is_request = container_requests(spec);
-        let left = match is_request.iter().any(|ask| has_request(ask, |_| true)) {
-            true => Tenant::Kubelet,
-            false => Tenant::Unmanaged,
+        let containers = container_requests(spec);
+        let left = match containers.iter().any(|container| has_request(container, |_| true)) {
+            true => GpuSource::Kubelet,
+            false => GpuSource::Unmanaged,
         };
         let is_named = self.scheduler_names.iter().any(|name| name == scheduler);
         if !is_named && scheduler != DEFAULT_SCHEDULER {
@@ -273,8 +276,9 @@ impl Admission {
             scheduler != DEFAULT_SCHEDULER
                 || (self.settings.take_over_whole_gpus && resource == WHOLE)
         };
-        let ours: Vec<ContainerRequest> = is_request.iter().map(|ask| only(ask, is_ours)).collect();
-        let others = other_keys(annotations, &is_request);
+        let ours: Vec<ContainerRequest> =
+            containers.iter().map(|container| only(container, is_ours)).collect();
+        let others = other_keys(annotations, &containers);
         if parse_request(annotations, &ours)?.is_none() {
             if scheduler != DEFAULT_SCHEDULER {
                 check(&self.requests, None, &others)?;
@@ -282,9 +286,9 @@ impl Admission {
             return Ok(left);
         }
         // Now with all resources: a pod must not request GPUs of both gpupack and kubelet.
-        let request = parse_request(annotations, &is_request)?;
+        let request = parse_request(annotations, &containers)?;
         check(&self.requests, request.as_ref(), &others)?;
-        Ok(request.map_or(left, |request| Tenant::Managed(Box::new(request))))
+        Ok(request.map_or(left, |request| GpuSource::Managed(Box::new(request))))
     }
 
     /// Checks and completes a pod of ours.
@@ -311,18 +315,19 @@ impl Admission {
         if let Some(volume) = volume.filter(|_| !has_volume) {
             changes.volume(spec, &volume);
         }
-        let taken =
-            container_requests(spec).into_iter().find(|ask| has_request(ask, |name| name == WHOLE));
+        let taken = container_requests(spec)
+            .into_iter()
+            .find(|container| has_request(container, |name| name == WHOLE));
         let first = spec.containers.first().map_or("", |container| container.name.as_str());
-        let gets = request.container.as_deref().unwrap_or(first);
+        let gpu_container = request.container.as_deref().unwrap_or(first);
         let mut wanted = Vec::new();
         if taken.is_some() {
             wanted.push((FRACTION, "1".to_owned()));
             wanted.push((DEVICE_COUNT, request.count.to_string()));
         }
-        if !gets.is_empty() && (taken.is_some() || request.container.is_none()) {
+        if !gpu_container.is_empty() && (taken.is_some() || request.container.is_none()) {
             // Saved, because another webhook may insert a container before the first one.
-            wanted.push((CONTAINER, gets.to_owned()));
+            wanted.push((CONTAINER, gpu_container.to_owned()));
         }
         changes.annotate(annotations, &wanted);
         let (mut granted, blank) = (granted(request, self.settings.memory_limit), blank());
@@ -336,17 +341,17 @@ impl Admission {
         let markers: Vec<_> = markers(&meant, &self.requests.prices).collect();
         for container in &all {
             refuse_container(container, &self.settings)?;
-            let gets_it = container.name == gets && container.list != ContainerList::Ephemeral;
+            let gets_gpu = container.name == gpu_container && !container.is_ephemeral();
             let owned = self.owned(clients);
-            changes.variables(container, if gets_it { &granted } else { &blank }, owned)?;
-            changes.mounts(container, if gets_it { &mounts } else { &[] })?;
-            if container.list != ContainerList::Ephemeral {
-                changes.mark(container, if gets_it { &markers } else { &[] });
+            changes.variables(container, if gets_gpu { &granted } else { &blank }, owned)?;
+            changes.mounts(container, if gets_gpu { &mounts } else { &[] })?;
+            if !container.is_ephemeral() {
+                changes.mark(container, if gets_gpu { &markers } else { &[] });
             }
-            if taken.as_ref().is_some_and(|ask| ask.name == container.name) {
+            if taken.as_ref().is_some_and(|taken| taken.name == container.name) {
                 changes.take_over(container);
             }
-            if gets_it && request.movable == Movable::Restart {
+            if gets_gpu && request.movable == Movable::Restart {
                 refuse_unmovable(spec, container)?;
                 changes.restart_on_resize(container);
             }
@@ -476,20 +481,21 @@ impl Admission {
         let annotations = pod.metadata.annotations.as_ref().unwrap_or(&none);
         let mut changes = Changes::default();
         let Some(spec) = &pod.spec else { return Ok(changes) };
-        let is_confined = match self.tenant(annotations, spec) {
+        let is_confined = match self.gpu_source(annotations, spec) {
             // To debug a pod, users need not fix its request.
-            Ok(Tenant::Managed(_)) | Err(_) => true,
-            Ok(Tenant::Kubelet) => false,
-            Ok(Tenant::Unmanaged) => self.is_confined(spec),
+            Ok(GpuSource::Managed(_)) | Err(_) => true,
+            Ok(GpuSource::Kubelet) => false,
+            Ok(GpuSource::Unmanaged) => self.is_confined(spec),
         };
         if !is_confined {
             return Ok(changes);
         }
         let old = old.and_then(|old| old.spec.as_ref()).map(containers).unwrap_or_default();
-        let is_ephemeral = |c: &&ContainerView<'_>| c.list == ContainerList::Ephemeral;
-        let present: BTreeSet<&str> = old.iter().filter(is_ephemeral).map(|c| c.name).collect();
+        let old = old.iter().filter(|container| container.is_ephemeral());
+        let present: BTreeSet<&str> = old.map(|container| container.name).collect();
         let now = containers(spec);
-        for added in now.iter().filter(is_ephemeral).filter(|c| !present.contains(c.name)) {
+        let now = now.iter().filter(|container| container.is_ephemeral());
+        for added in now.filter(|container| !present.contains(container.name)) {
             refuse_container(added, &self.settings)?;
             changes.variables(added, &blank(), self.owned(Clients::None))?;
             changes.mounts(added, &[])?;
@@ -528,24 +534,23 @@ fn answer<K: Resource>(
     request: &AdmissionRequest<K>,
     object: String,
     decided: Result<Changes, AdmissionError>,
-) -> Result<Answer, ReviewFault> {
+) -> Result<AdmissionAnswer, ReviewFault> {
     let mut response = AdmissionResponse::from(request);
     let warning = decided.as_ref().ok().and_then(|changes| changes.warning);
     response.warnings = warning.map(|text| vec![text.to_owned()]);
-    let unreadable = |fault: String| ReviewFault::Json { fault };
     let (response, refusal) = match decided {
         Ok(changes) => match changes.into_patch() {
             None => (response, None),
             Some(patch) => {
                 let patched = response.with_patch(patch);
-                (patched.map_err(|error| unreadable(error.to_string()))?, None)
+                (patched.map_err(|error| ReviewFault::Json { fault: error.to_string() })?, None)
             }
         },
         Err(error) => (response.deny(&error), Some(error)),
     };
     let review = serde_json::to_vec(&response.into_review())
-        .map_err(|error| unreadable(error.to_string()))?;
-    Ok(Answer { review, object, refusal })
+        .map_err(|error| ReviewFault::Json { fault: error.to_string() })?;
+    Ok(AdmissionAnswer { review, object, refusal })
 }
 
 /// The namespace of what is reviewed.

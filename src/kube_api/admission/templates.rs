@@ -42,16 +42,16 @@ pub(crate) fn templates<'a>(
         let parts: Vec<&str> = path.parts().collect();
         follow(object, &parts, PointerBuf::new(), &mut found)?;
     }
-    let containers = |template: &&Value| {
-        let lists = ["containers", "initContainers", "ephemeralContainers"];
-        let count = |name: &str| template["spec"][name].as_array().map_or(0, Vec::len);
-        lists.into_iter().map(count).sum::<usize>()
-    };
-    if found.values().map(containers).sum::<usize>() > MOST_CONTAINERS {
+    if found.values().map(|template| container_count(template)).sum::<usize>() > MOST_CONTAINERS {
         let what = "containers in templates of pods";
         return Err(ReviewFault::TooMany { what, most: MOST_CONTAINERS });
     }
     Ok(found)
+}
+
+fn container_count(template: &Value) -> usize {
+    let lists = ["containers", "initContainers", "ephemeralContainers"];
+    lists.iter().map(|list| template["spec"][*list].as_array().map_or(0, Vec::len)).sum()
 }
 
 fn follow<'a>(

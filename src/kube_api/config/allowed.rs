@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use serde::Deserialize;
 
-use crate::config::values::{each, is_key_of_kubernetes, is_plain};
+use crate::config::values::{NoContext, each, is_key_of_kubernetes, is_plain};
 
 /// A path without empty parts, `.` and `..`, and with `/run` for its link `/var/run`.
 pub fn plain(path: &str) -> String {
@@ -51,17 +51,18 @@ impl FromStr for HostFolder {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let is_plain = |part: &str| {
-            let is_legal = |c: char| c.is_ascii_alphanumeric() || ['.', '_', '-'].contains(&c);
-            !part.is_empty() && part != "." && part != ".." && part.chars().all(is_legal)
-        };
         let parts = text.strip_prefix('/').filter(|_| text.len() <= 200);
-        match parts.is_some_and(|parts| parts.split('/').all(is_plain)) {
+        match parts.is_some_and(|parts| parts.split('/').all(is_plain_part)) {
             true => Ok(Self(text.to_owned())),
             false => Err("it must be an absolute path of letters, digits, `.`, `_` and `-` such \
                           as `/run/gpupack/mps`"),
         }
     }
+}
+
+fn is_plain_part(part: &str) -> bool {
+    let is_dots = part == "." || part == "..";
+    !is_dots && is_word(part, "._-")
 }
 
 impl TryFrom<String> for HostFolder {
@@ -80,35 +81,37 @@ pub const NVIDIA_CLASSES: [&str; 3] = ["nvidia", "nvidia-cdi", "nvidia-legacy"];
 
 /// A name of letters, digits and the characters `extra`.
 fn is_word(text: &str, extra: &str) -> bool {
-    let is_legal = |c: char| c.is_ascii_alphanumeric() || extra.contains(c);
-    (1..=253).contains(&text.len()) && text.chars().all(is_legal)
+    (1..=253).contains(&text.len())
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || extra.contains(c))
 }
 
 /// A rule for capabilities.
-pub(crate) fn capabilities(names: &[String], (): &()) -> garde::Result {
-    let is_legal = |text: &str| {
-        let is_plain = is_word(text, "_") && !text.starts_with("CAP_");
-        is_plain && text.to_ascii_uppercase() == text && !LIFTING_CAPABILITIES.contains(&text)
-    };
+pub(crate) fn capabilities(names: &[String], _: &NoContext) -> garde::Result {
     let allowed =
         "a list of capabilities in capitals without `CAP_`, and neither `ALL` nor `SYS_ADMIN`";
-    each(is_legal, allowed)(names, &())
+    each(is_harmless_capability, allowed)(names, &())
+}
+
+fn is_harmless_capability(text: &str) -> bool {
+    let is_plain = is_word(text, "_") && !text.starts_with("CAP_");
+    is_plain && text.to_ascii_uppercase() == text && !LIFTING_CAPABILITIES.contains(&text)
 }
 
 /// A rule for kernel parameters.
-pub(crate) fn sysctls(names: &[String], (): &()) -> garde::Result {
+pub(crate) fn sysctls(names: &[String], _: &NoContext) -> garde::Result {
     each(|text| is_word(text, "-._/"), "a list of names such as `net.core.somaxconn`")(names, &())
 }
 
 /// A rule for variables of NVIDIA.
-pub(crate) fn variables(names: &[String], (): &()) -> garde::Result {
-    let is_legal = |text: &str| {
-        let owned = ["NVIDIA_VISIBLE_DEVICES", "NVIDIA_GPU_MEMORY_", "NVIDIA_MIG_"];
-        let is_owned = owned.iter().any(|name| text.starts_with(name));
-        text.starts_with("NVIDIA_") && is_word(text, "_") && !is_owned
-    };
+pub(crate) fn variables(names: &[String], _: &NoContext) -> garde::Result {
     let allowed = "a list of names that begin with `NVIDIA_` and choose no device and no memory";
-    each(is_legal, allowed)(names, &())
+    each(is_harmless_variable, allowed)(names, &())
+}
+
+fn is_harmless_variable(text: &str) -> bool {
+    let owned = ["NVIDIA_VISIBLE_DEVICES", "NVIDIA_GPU_MEMORY_", "NVIDIA_MIG_"];
+    let is_owned = owned.iter().any(|name| text.starts_with(name));
+    text.starts_with("NVIDIA_") && is_word(text, "_") && !is_owned
 }
 
 /// The RuntimeClasses that give no GPU unless the configuration says otherwise.
@@ -126,12 +129,9 @@ pub(crate) fn classes(runtime_class: Option<&str>) -> impl FnOnce(&[String], &()
 
 /// A rule for keys of taints that GPU pods tolerate. Those of Kubernetes are not among them: with
 /// `node.kubernetes.io/unschedulable` GPU pods would be placed on cordoned nodes.
-pub(crate) fn taints(keys: &[String], (): &()) -> garde::Result {
-    let is_legal = |key: &str| is_plain(key) && !is_key_of_kubernetes(key);
-    each(is_legal, "a list of keys of taints such as `nvidia.com/gpu`, none of Kubernetes' own")(
-        keys,
-        &(),
-    )
+pub(crate) fn taints(keys: &[String], _: &NoContext) -> garde::Result {
+    let allowed = "a list of keys of taints such as `nvidia.com/gpu`, none of Kubernetes' own";
+    each(|key| is_plain(key) && !is_key_of_kubernetes(key), allowed)(keys, &())
 }
 
 #[cfg(test)]

@@ -23,7 +23,8 @@ use crate::config::pods::quota::{QuotaConfig, SharesConfig};
 use crate::config::pods::requests::{self, RequestRules};
 use crate::config::pods::workloads::{AccessConfig, WorkloadKeys, distinct, known, workloads};
 use crate::config::values::{
-    address, filled, is_plain, label, log_filter, mib, names, number, parsed, seconds, some_mib,
+    NoContext, address, filled, is_plain, label, log_filter, mib, names, number, parsed, seconds,
+    some_mib,
 };
 use crate::config::webhook::{MemoryLimit, WebhookConfig};
 use crate::config::{gone, pools};
@@ -238,13 +239,16 @@ impl Config {
     /// # Errors
     /// [`ConfigFaults`] with every fault of the document.
     pub fn from_yaml(text: &str) -> Result<Self, ConfigFaults> {
-        let one = |fault: String| ConfigFaults { faults: vec![fault] };
-        let value: Value = serde_yaml_ng::from_str(text)
-            .map_err(|error| one(format!("the file is not valid YAML: {error}")))?;
+        let value: Value = serde_yaml_ng::from_str(text).map_err(|error| ConfigFaults {
+            faults: vec![format!("the file is not valid YAML: {error}")],
+        })?;
         let mut document = match value {
             Value::Null => Mapping::new(),
             Value::Mapping(mapping) => mapping,
-            _ => return Err(one("the file must be a mapping of keys to values".to_owned())),
+            _ => {
+                let fault = "the file must be a mapping of keys to values".to_owned();
+                return Err(ConfigFaults { faults: vec![fault] });
+            }
         };
         let mut faults = Vec::new();
         drop_empty(&mut document, &mut faults);
@@ -269,7 +273,11 @@ impl Config {
             let path = path.to_string();
             let (first, rest) = path.split_once('.').unwrap_or((&path, ""));
             let section = document.get(first);
-            let value = if rest.is_empty() { section } else { section.and_then(|it| it.get(rest)) };
+            let value = if rest.is_empty() {
+                section
+            } else {
+                section.and_then(|section| section.get(rest))
+            };
             faults.push(fault(&path, value, error));
         }
         if config.certificates.is_some() && config.tls.is_none() {
@@ -290,8 +298,7 @@ impl Config {
             ("page_listen", self.page_listen),
             ("metrics_listen", self.metrics_listen),
         ];
-        let is_open = |(_, address): &&(_, SocketAddr)| !address.ip().is_loopback();
-        let (key, address) = all.iter().find(is_open)?;
+        let (key, address) = all.iter().find(|(_, address)| !address.ip().is_loopback())?;
         (self.tls.is_none() && !self.plain_text).then(|| {
             format!(
                 "`{key}: {address}` can be reached from other machines, in plain text: set `tls`, or \
@@ -364,10 +371,11 @@ fn hosts<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
 }
 
 /// A rule for hosts of requests: names, or IP addresses of any version.
-fn host_names(hosts: &[String], (): &()) -> garde::Result {
-    let is_host =
-        |text: &String| text.parse::<IpAddr>().is_ok() || is_plain(text) && !text.contains('/');
-    match !hosts.is_empty() && hosts.iter().all(is_host) {
+fn host_names(hosts: &[String], _: &NoContext) -> garde::Result {
+    let are_hosts = hosts
+        .iter()
+        .all(|host| host.parse::<IpAddr>().is_ok() || is_plain(host) && !host.contains('/'));
+    match !hosts.is_empty() && are_hosts {
         true => Ok(()),
         false => Err(garde::Error::new("it must be a list of at least one name without a port")),
     }

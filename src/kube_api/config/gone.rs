@@ -204,11 +204,11 @@ fn sentence(path: &str, gone: Gone) -> String {
 
 /// What to say of a command, with one of its flags and a value, that is not known, if it is gone.
 pub fn words(words: &str) -> Option<String> {
-    let is_it = |gone: &&Gone| match gone.name.strip_suffix('*') {
+    let gone = WORDS.iter().find(|gone| match gone.name.strip_suffix('*') {
         Some(start) => words.starts_with(start),
         None => words == gone.name,
-    };
-    Some(sentence(words, *WORDS.iter().find(is_it)?))
+    });
+    Some(sentence(words, *gone?))
 }
 
 #[cfg(test)]

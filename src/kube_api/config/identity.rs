@@ -33,11 +33,10 @@ pub struct TlsConfig {
 
 impl Default for TlsConfig {
     fn default() -> Self {
-        let file = |name: &str| PathBuf::from("/etc/gpupack/tls").join(name);
         Self {
-            certificate_file: file("tls.crt"),
-            key_file: file("tls.key"),
-            ca_file: file("ca.crt"),
+            certificate_file: PathBuf::from("/etc/gpupack/tls/tls.crt"),
+            key_file: PathBuf::from("/etc/gpupack/tls/tls.key"),
+            ca_file: PathBuf::from("/etc/gpupack/tls/ca.crt"),
         }
     }
 }

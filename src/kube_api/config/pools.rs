@@ -27,6 +27,33 @@ struct PoolKeys {
     mig: MigUse,
 }
 
+impl PoolKeys {
+    /// Whether devices, or MIG instances, have several tenants by these keys alone.
+    fn shares(&self) -> bool {
+        self.replicas.is_some() || matches!(self.mig_instances, Some(MigInstances::Shared))
+    }
+
+    fn rule(self) -> PoolRule {
+        PoolRule {
+            replicas: self.replicas,
+            instances: match self.mig_instances {
+                Some(MigInstances::Whole) => InstanceUse::Whole,
+                Some(MigInstances::Shared) => InstanceUse::Shared,
+                None if self.replicas.is_some() => InstanceUse::Shared,
+                None => InstanceUse::default(),
+            },
+            enforcement: self.enforcement,
+            borrow: match self.borrow {
+                BorrowName::None => Borrow::None,
+                BorrowName::Compute => Borrow::Compute,
+                BorrowName::Memory => Borrow::Memory { most: Share::WHOLE },
+            },
+            driver_limits: false, // a key of another section says so
+            mig: self.mig,
+        }
+    }
+}
+
 /// The names of [`MigUse`].
 #[derive(Deserialize)]
 #[serde(remote = "MigUse", rename_all = "snake_case")]
@@ -64,34 +91,14 @@ enum BorrowName {
 /// Reads the rules of all pools.
 pub(crate) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<PoolRules, D::Error> {
     let pools = BTreeMap::<String, PoolKeys>::deserialize(from)?;
-    let shares = |keys: &PoolKeys| {
-        keys.replicas.is_some() || matches!(keys.mig_instances, Some(MigInstances::Shared))
-    };
-    let both = pools.iter().find(|(_, keys)| keys.mig.makes() && shares(keys));
+    let both = pools.iter().find(|(_, keys)| keys.mig.makes() && keys.shares());
     if let Some((pool, _)) = both {
         return Err(D::Error::custom(format!(
             "pool `{pool}` has `mig: on_demand`, which makes each instance for one pod: leave out \
              `replicas` and `mig_instances: shared`"
         )));
     }
-    let rule = |keys: PoolKeys| PoolRule {
-        replicas: keys.replicas,
-        instances: match keys.mig_instances {
-            Some(MigInstances::Whole) => InstanceUse::Whole,
-            Some(MigInstances::Shared) => InstanceUse::Shared,
-            None if keys.replicas.is_some() => InstanceUse::Shared,
-            None => InstanceUse::default(),
-        },
-        enforcement: keys.enforcement,
-        borrow: match keys.borrow {
-            BorrowName::None => Borrow::None,
-            BorrowName::Compute => Borrow::Compute,
-            BorrowName::Memory => Borrow::Memory { most: Share::WHOLE },
-        },
-        driver_limits: false, // a key of another section says so
-        mig: keys.mig,
-    };
-    Ok(PoolRules::new(pools.into_iter().map(|(name, keys)| (PoolName::new(name), rule(keys)))))
+    Ok(PoolRules::new(pools.into_iter().map(|(name, keys)| (PoolName::new(name), keys.rule()))))
 }
 
 fn replicas<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Replicas>, D::Error> {

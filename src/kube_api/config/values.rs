@@ -61,6 +61,9 @@ pub(crate) fn address<'de, D: Deserializer<'de>>(from: D) -> Result<SocketAddr, 
     address.ok_or_else(|| D::Error::custom("it must be an address such as `0.0.0.0:8080`"))
 }
 
+/// What a rule gets besides the value.
+pub(crate) type NoContext = ();
+
 /// A rule for a list of texts, each of which is `legal`; `allowed` says what the list must be.
 pub(crate) fn each(
     legal: impl Fn(&str) -> bool,
@@ -73,7 +76,7 @@ pub(crate) fn each(
 }
 
 /// A rule for a list of names.
-pub(crate) fn names(names: &[String], (): &()) -> garde::Result {
+pub(crate) fn names(names: &[String], _: &NoContext) -> garde::Result {
     match names.is_empty() || !names.iter().all(|name| is_plain(name)) {
         true => Err(garde::Error::new("it must be a list of at least one name, without spaces")),
         false => Ok(()),
@@ -91,14 +94,14 @@ pub fn is_key_of_kubernetes(key: &str) -> bool {
     group.strip_suffix("kubernetes.io").is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
-/// A rule for names without spaces, such as those of schedulers and the keys of labels.
+/// Whether a text is a name without spaces, such as those of schedulers and the keys of labels.
 pub(crate) fn is_plain(text: &str) -> bool {
-    let is_legal = |c: char| c.is_ascii_alphanumeric() || "-._/".contains(c);
-    (1..=253).contains(&text.len()) && text.chars().all(is_legal)
+    (1..=253).contains(&text.len())
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || "-._/".contains(c))
 }
 
 /// A rule for the key of a label.
-pub(crate) fn label(text: &str, (): &()) -> garde::Result {
+pub(crate) fn label(text: &str, _: &NoContext) -> garde::Result {
     match is_plain(text) {
         true => Ok(()),
         false => Err(garde::Error::new("it must be the key of a label")),
@@ -106,7 +109,7 @@ pub(crate) fn label(text: &str, (): &()) -> garde::Result {
 }
 
 /// A rule for the name of an object.
-pub(crate) fn plain_name(text: &str, (): &()) -> garde::Result {
+pub(crate) fn plain_name(text: &str, _: &NoContext) -> garde::Result {
     match is_plain(text) && !text.contains('/') {
         true => Ok(()),
         false => {
@@ -116,12 +119,12 @@ pub(crate) fn plain_name(text: &str, (): &()) -> garde::Result {
 }
 
 /// A rule for a log level, or a filter.
-pub(crate) fn log_filter(text: &str, (): &()) -> garde::Result {
+pub(crate) fn log_filter(text: &str, _: &NoContext) -> garde::Result {
     logging::check(text).map_err(garde::Error::new)
 }
 
 /// A rule for a text or a path.
-pub(crate) fn filled(text: &impl AsRef<Path>, (): &()) -> garde::Result {
+pub(crate) fn filled(text: &impl AsRef<Path>, _: &NoContext) -> garde::Result {
     match text.as_ref().to_string_lossy().trim().is_empty() {
         true => Err(garde::Error::new("it must be a text that is not empty")),
         false => Ok(()),

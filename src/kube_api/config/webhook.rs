@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer};
 use crate::config::allowed::{
     CLASSES_WITHOUT_GPUS, HostFolder, capabilities, classes, sysctls, taints, variables,
 };
-use crate::config::values::{address, filled, is_plain, number};
+use crate::config::values::{NoContext, address, filled, is_plain, number};
 
 /// What happens to a pod without a GPU request whose RuntimeClass may give GPUs. With NVIDIA's, an
 /// image that sets `NVIDIA_VISIBLE_DEVICES=all`, as CUDA images do, gets every GPU of its node.
@@ -145,9 +145,6 @@ impl TryFrom<String> for TemplatePath {
     type Error = String;
 
     fn try_from(path: String) -> Result<Self, Self::Error> {
-        let is_name = |part: &str| {
-            (1..=63).contains(&part.len()) && part.chars().all(|c| c.is_ascii_alphanumeric())
-        };
         let parts: Vec<&str> = path.split('/').collect();
         let is_legal = parts.len() > 1
             && parts.len() <= MOST_PARTS
@@ -165,18 +162,16 @@ impl TryFrom<String> for TemplatePath {
     }
 }
 
+fn is_name(part: &str) -> bool {
+    (1..=63).contains(&part.len()) && part.chars().all(|c| c.is_ascii_alphanumeric())
+}
+
 /// Most parts of a path, and most of them that are `*`.
 const MOST_PARTS: usize = 16;
 const MOST_STARS: usize = 2;
 
 /// A rule for templates.
-fn with_templates(templates: &BTreeMap<String, Vec<TemplatePath>>, (): &()) -> garde::Result {
-    let is_resource = |name: &str| {
-        let parts = name.split_once('.');
-        is_plain(name)
-            && !name.contains('/')
-            && parts.is_some_and(|(plural, group)| !plural.is_empty() && !group.is_empty())
-    };
+fn with_templates(templates: &BTreeMap<String, Vec<TemplatePath>>, _: &NoContext) -> garde::Result {
     for (resource, paths) in templates {
         if !is_resource(resource) {
             return Err(garde::Error::new(format!(
@@ -192,6 +187,14 @@ fn with_templates(templates: &BTreeMap<String, Vec<TemplatePath>>, (): &()) -> g
         }
     }
     Ok(())
+}
+
+/// Whether a name has the form of a resource: a plural and a group.
+fn is_resource(name: &str) -> bool {
+    let parts = name.split_once('.');
+    is_plain(name)
+        && !name.contains('/')
+        && parts.is_some_and(|(plural, group)| !plural.is_empty() && !group.is_empty())
 }
 
 impl Default for WebhookConfig {

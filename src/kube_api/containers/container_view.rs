@@ -47,6 +47,12 @@ pub(crate) struct ContainerView<'a> {
     pub(crate) lifecycle: Option<&'a Lifecycle>,
 }
 
+impl ContainerView<'_> {
+    pub(crate) fn is_ephemeral(&self) -> bool {
+        self.list == ContainerList::Ephemeral
+    }
+}
+
 /// The containers of a pod: regular, init, ephemeral, each list in its order.
 pub(crate) fn containers(spec: &PodSpec) -> Vec<ContainerView<'_>> {
     macro_rules! views {

@@ -98,13 +98,14 @@ pub(crate) struct Owned<'a> {
 
 impl Owned<'_> {
     fn own(self, variable: &str) -> bool {
-        let is_harmless = || {
-            HARMLESS.contains(&variable)
-                || variable.starts_with(HARMLESS_PREFIX)
-                || self.allowed.iter().any(|allowed| allowed == variable)
-        };
         self.named().any(|name| name == variable)
-            || (variable.starts_with(TOOLKIT) && !is_harmless())
+            || (variable.starts_with(TOOLKIT) && !self.is_harmless(variable))
+    }
+
+    fn is_harmless(self, variable: &str) -> bool {
+        HARMLESS.contains(&variable)
+            || variable.starts_with(HARMLESS_PREFIX)
+            || self.allowed.iter().any(|allowed| allowed == variable)
     }
 
     fn named(self) -> impl Iterator<Item = &'static str> {
@@ -178,7 +179,12 @@ fn plain(given: &EnvVar) -> EnvVar {
 }
 
 /// The policy of a container by which a change of a resource restarts it.
-pub(crate) const RESTART_CONTAINER: &str = "RestartContainer";
+const RESTART_CONTAINER: &str = "RestartContainer";
+/// Whether a container with this policy is restarted when its CPU request is changed.
+pub(crate) fn restarts_for_cpu(policy: &ContainerResizePolicy) -> bool {
+    policy.resource_name == "cpu" && policy.restart_policy == RESTART_CONTAINER
+}
+
 /// The CPU request of a container that has none and may be moved.
 const LEAST_CPU: &str = "10m";
 
@@ -187,13 +193,14 @@ const NO_SCHEDULE: &str = "NoSchedule";
 
 /// Whether a pod with this toleration tolerates every such taint of the key.
 fn is_enough(given: &Toleration, key: &str) -> bool {
-    let is_any = |value: &Option<String>, wanted: &str| match value.as_deref() {
-        None | Some("") => true,
-        Some(value) => value == wanted,
-    };
     given.operator.as_deref() == Some("Exists")
-        && is_any(&given.key, key)
-        && is_any(&given.effect, NO_SCHEDULE)
+        && includes(given.key.as_deref(), key)
+        && includes(given.effect.as_deref(), NO_SCHEDULE)
+}
+
+/// Whether the value of a toleration, where none means any, includes another one.
+fn includes(value: Option<&str>, wanted: &str) -> bool {
+    value.is_none_or(|value| value.is_empty() || value == wanted)
 }
 
 /// Operations on one pod, in the order in which they must be applied.
@@ -212,10 +219,9 @@ impl Changes {
 
     /// The same operations on a template at this place of an object.
     pub(crate) fn within(self, place: &PointerBuf, template: &Value) -> Self {
-        let is_of_metadata = |operation: &PatchOperation| {
+        let needs_metadata = self.operations.iter().any(|operation| {
             operation.path().tokens().next().is_some_and(|token| token.decoded() == "metadata")
-        };
-        let needs_metadata = self.operations.iter().any(is_of_metadata);
+        });
         let mut operations = Vec::new();
         if needs_metadata && !template["metadata"].is_object() {
             let path = place.with_trailing_token("metadata");
@@ -383,19 +389,12 @@ impl Changes {
     /// Lets kubelet restart a container when its CPU request is changed, and gives it one.
     pub(crate) fn restart_on_resize(&mut self, container: &ContainerView<'_>) {
         let (list, place) = (container.list.field(), container.index.to_string());
-        let is_cpu = |policy: &&ContainerResizePolicy| policy.resource_name == "cpu";
-        let is_set =
-            container.resize.iter().any(|it| is_cpu(&it) && it.restart_policy == RESTART_CONTAINER);
-        if !is_set {
-            let mut policies: Vec<Value> =
-                container.resize.iter().filter(|it| !is_cpu(it)).map(|it| json!(it)).collect();
+        if !container.resize.iter().any(restarts_for_cpu) {
+            let others = container.resize.iter().filter(|policy| policy.resource_name != "cpu");
+            let mut policies: Vec<Value> = others.map(|policy| json!(policy)).collect();
             policies.push(json!({"resourceName": "cpu", "restartPolicy": RESTART_CONTAINER}));
             self.add(&["spec", list, &place, "resizePolicy"], Value::Array(policies));
         }
-        let has_cpu = |amounts: Option<&BTreeMap<String, Quantity>>| {
-            let cpu = amounts.and_then(|amounts| amounts.get("cpu"));
-            cpu.is_some_and(|cpu| parse_milli(&cpu.0).is_ok_and(|milli| milli > 0))
-        };
         let resources = container.resources;
         let requests = resources.and_then(|all| all.requests.as_ref());
         if has_cpu(requests) || has_cpu(resources.and_then(|all| all.limits.as_ref())) {
@@ -414,20 +413,14 @@ impl Changes {
     /// Makes the marker resources of a container equal to `markers`, in its limits.
     pub(crate) fn mark(&mut self, container: &ContainerView<'_>, markers: &[(&str, u64)]) {
         let none = BTreeMap::new();
-        let amounts = |of: Option<&BTreeMap<String, Quantity>>| of.unwrap_or(&none).clone();
-        let limits = amounts(container.resources.and_then(|all| all.limits.as_ref()));
-        let requests = amounts(container.resources.and_then(|all| all.requests.as_ref()));
+        let limits = container.resources.and_then(|all| all.limits.as_ref()).unwrap_or(&none);
+        let requests = container.resources.and_then(|all| all.requests.as_ref()).unwrap_or(&none);
         let (list, place) = (container.list.field(), container.index.to_string());
-        let says = |given: Option<&Quantity>, amount| {
-            given.is_some_and(|given| parse_count(&given.0) == Ok(amount))
-        };
         for key in MARKERS {
             let wanted = markers.iter().find(|(name, _)| *name == key).map(|(_, amount)| *amount);
-            let stale = |given: Option<&Quantity>| {
-                given.is_some() && !wanted.is_some_and(|wanted| says(given, wanted))
-            };
-            for (part, given) in [("limits", &limits), ("requests", &requests)] {
-                if stale(given.get(key)) {
+            for (part, amounts) in [("limits", limits), ("requests", requests)] {
+                let given = amounts.get(key);
+                if given.is_some() && !wanted.is_some_and(|wanted| says(given, wanted)) {
                     self.remove(&["spec", list, &place, "resources", part, key]);
                 }
             }
@@ -463,10 +456,10 @@ impl Changes {
     /// Adds an empty object, unless an operation has added it.
     fn make(&mut self, tokens: &[&str]) {
         let path = PointerBuf::from_tokens(tokens.iter().copied());
-        let is_it = |operation: &PatchOperation| {
+        let is_added = self.operations.iter().any(|operation| {
             matches!(operation, PatchOperation::Add(_)) && *operation.path() == path
-        };
-        if !self.operations.iter().any(is_it) {
+        });
+        if !is_added {
             self.add(tokens, json!({}));
         }
     }
@@ -480,6 +473,15 @@ impl Changes {
         let path = PointerBuf::from_tokens(tokens.iter().copied());
         self.operations.push(PatchOperation::Remove(RemoveOperation { path }));
     }
+}
+
+fn has_cpu(amounts: Option<&BTreeMap<String, Quantity>>) -> bool {
+    let cpu = amounts.and_then(|amounts| amounts.get("cpu"));
+    cpu.is_some_and(|cpu| parse_milli(&cpu.0).is_ok_and(|milli| milli > 0))
+}
+
+fn says(given: Option<&Quantity>, amount: u64) -> bool {
+    given.is_some_and(|given| parse_count(&given.0) == Ok(amount))
 }
 
 /// Refuses an `envFrom` whose prefix could make one of our variables. Admission does not know what

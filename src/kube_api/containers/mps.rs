@@ -78,16 +78,15 @@ pub(crate) fn volume(folder: &HostFolder) -> Volume {
 /// The mounts of a client. If the variable is empty the path begins with `/`, which kubelet
 /// refuses.
 pub(crate) fn mounts() -> [VolumeMount; 2] {
-    let mount = |path: &str| VolumeMount {
-        name: VOLUME.to_owned(),
-        mount_path: path.to_owned(),
-        ..VolumeMount::default()
-    };
     let pipes = format!("$({UUIDS_VARIABLE})/pipe");
     [
         VolumeMount { sub_path_expr: Some(pipes), ..mount(PIPES) },
         VolumeMount { sub_path: Some("shm".to_owned()), ..mount(SHARED_MEMORY) },
     ]
+}
+
+fn mount(path: &str) -> VolumeMount {
+    VolumeMount { name: VOLUME.to_owned(), mount_path: path.to_owned(), ..VolumeMount::default() }
 }
 
 /// The mounts of `wanted` that a container lacks.
@@ -147,8 +146,8 @@ impl ClientLimits {
     /// The memory limit that the driver applies to a container on each of its GPUs.
     pub fn of_driver(memory: MemMib) -> Self {
         let limits = [(DRIVER_MEMORY, memory), (DRIVER_SOFT_MEMORY, MemMib::ZERO)];
-        let text = |(key, amount): (&str, MemMib)| (key.to_owned(), amount.mib().to_string());
-        Self { annotations: limits.into_iter().map(text).collect() }
+        let limits = limits.map(|(key, amount)| (key.to_owned(), amount.mib().to_string()));
+        Self { annotations: limits.into() }
     }
 
     /// The limits as annotations.
@@ -171,16 +170,16 @@ mod tests {
         let share = Share::from_millionths(millionths);
         let model = model.map(ModelName::new);
         let demand = Demand { memory: MemMib::new(mib), share };
-        let reported = ClientLimits::of(demand, model.as_ref(), cap).annotations();
-        let words: Vec<&str> = reported.values().map(String::as_str).collect();
+        let annotations = ClientLimits::of(demand, model.as_ref(), cap).annotations();
+        let words: Vec<&str> = annotations.values().map(String::as_str).collect();
         words.join(" ")
     }
 
     #[test]
     fn memory_limits_are_set_by_ordinal_and_in_mebibytes() {
         assert_eq!(limits(4_096, 250_000, None, ThreadCap::None), "0=4096M");
-        let reported = ClientLimits::of(Demand::ZERO, None, ThreadCap::None).annotations();
-        assert_eq!(reported.into_keys().collect::<Vec<_>>(), [MPS_MEMORY]);
+        let annotations = ClientLimits::of(Demand::ZERO, None, ThreadCap::None).annotations();
+        assert_eq!(annotations.into_keys().collect::<Vec<_>>(), [MPS_MEMORY]);
         assert!(ClientLimits::default().annotations().is_empty());
     }
 

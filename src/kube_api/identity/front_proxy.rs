@@ -52,28 +52,22 @@ impl FrontProxy {
     /// # Errors
     /// What cannot be read.
     fn read(map: &ConfigMap) -> Result<Option<Self>, String> {
-        let data = map.data.as_ref();
-        let value = |key: &str| data.and_then(|data| data.get(key)).map(String::as_str);
-        let Some(ca) = value("requestheader-client-ca-file") else { return Ok(None) };
-        let list = |key: &str| -> Result<Vec<String>, String> {
-            let text = value(key).unwrap_or("[]");
-            serde_json::from_str(text).map_err(|error| format!("`{key}`: {error}"))
-        };
+        let Some(ca) = value(map, "requestheader-client-ca-file") else { return Ok(None) };
         Ok(Some(Self {
             clients: ClientCheck::of_ca(ca.as_bytes())
                 .map_err(|error| format!("`requestheader-client-ca-file`: {error}"))?,
-            names: list("requestheader-allowed-names")?,
+            names: list(map, "requestheader-allowed-names")?,
             users: Headers {
-                user: list("requestheader-username-headers")?,
-                uid: list("requestheader-uid-headers")?,
-                group: list("requestheader-group-headers")?,
-                extra: list("requestheader-extra-headers-prefix")?,
+                user: list(map, "requestheader-username-headers")?,
+                uid: list(map, "requestheader-uid-headers")?,
+                group: list(map, "requestheader-group-headers")?,
+                extra: list(map, "requestheader-extra-headers-prefix")?,
             },
         }))
     }
 
     /// Whether a client with this certificate chain is the API server.
-    pub fn is_it(&self, chain: &[CertificateDer<'static>]) -> bool {
+    pub fn is_api_server(&self, chain: &[CertificateDer<'static>]) -> bool {
         self.clients.accepts(chain) && (self.names.is_empty() || self.has_name(chain))
     }
 
@@ -92,13 +86,18 @@ impl FrontProxy {
     }
 }
 
+fn value<'a>(map: &'a ConfigMap, key: &str) -> Option<&'a str> {
+    map.data.as_ref()?.get(key).map(String::as_str)
+}
+
+fn list(map: &ConfigMap, key: &str) -> Result<Vec<String>, String> {
+    let text = value(map, key).unwrap_or("[]");
+    serde_json::from_str(text).map_err(|error| format!("`{key}`: {error}"))
+}
+
 impl Headers {
     fn person(&self, headers: &HeaderMap) -> Option<Person> {
-        let all = |names: &[String]| -> Vec<String> {
-            let values = names.iter().flat_map(|name| headers.get_all(name.as_str()));
-            values.filter_map(text).collect()
-        };
-        let name = all(&self.user).into_iter().find(|name| !name.is_empty())?;
+        let name = texts(headers, &self.user).find(|name| !name.is_empty())?;
         let mut extra: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (header, value) in headers {
             let Some(key) = self.extra.iter().find_map(|prefix| {
@@ -111,9 +110,14 @@ impl Headers {
                 extra.entry(key).or_default().push(value);
             }
         }
-        let uid = all(&self.uid).into_iter().next();
-        Some(Person { name, uid, groups: all(&self.group), extra })
+        let uid = texts(headers, &self.uid).next();
+        Some(Person { name, uid, groups: texts(headers, &self.group).collect(), extra })
     }
+}
+
+/// The values of all these headers.
+fn texts(headers: &HeaderMap, names: &[String]) -> impl Iterator<Item = String> {
+    names.iter().flat_map(|name| headers.get_all(name.as_str())).filter_map(text)
 }
 
 /// A value, which is UTF-8 as the API server writes it.

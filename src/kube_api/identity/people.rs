@@ -14,8 +14,9 @@ use kube::{Api, Client};
 use moka::future::Cache;
 use tokio::sync::Semaphore;
 
-use crate::identity::review::{
-    ASKED_WITHIN, KNOWN_FOR as TOKENS_KNOWN_FOR, KnownTokens, TokenRefusal, unreviewed, user_of,
+use crate::identity::known_tokens::{
+    ASKED_WITHIN, KNOWN_FOR as TOKENS_KNOWN_FOR, KnownTokens, TokenRefusal, late, unreviewed,
+    user_of,
 };
 
 /// The API group of the queries.
@@ -77,7 +78,7 @@ pub struct People {
     client: Client,
     known: KnownTokens<Person>,
     rights: Cache<(Arc<Person>, Right), bool>,
-    asked: Semaphore,
+    questions: Semaphore,
 }
 
 impl People {
@@ -88,7 +89,7 @@ impl People {
             client,
             known: KnownTokens::new(TOKENS_KNOWN_FOR),
             rights,
-            asked: Semaphore::new(ASKED_AT_ONCE),
+            questions: Semaphore::new(ASKED_AT_ONCE),
         }
     }
 
@@ -96,9 +97,13 @@ impl People {
     ///
     /// # Errors
     /// [`TokenRefusal`].
-    pub async fn sender(&self, sent: (Option<&str>, IpAddr)) -> Result<Arc<Person>, TokenRefusal> {
+    pub async fn sender(
+        &self,
+        authorization: Option<&str>,
+        address: IpAddr,
+    ) -> Result<Arc<Person>, TokenRefusal> {
         let ask = async |token| user_of(&self.client, token, None).await.map(Person::from);
-        self.known.sender(sent, ask).await
+        self.known.sender(authorization, address, ask).await
     }
 
     /// Whether a user has a right.
@@ -108,12 +113,11 @@ impl People {
     pub async fn may(&self, person: &Arc<Person>, right: Right) -> Result<bool, TokenRefusal> {
         let question = review(person, &right);
         let answer = self.rights.try_get_with((Arc::clone(person), right), async {
-            let _turn = self.asked.acquire().await.expect("the semaphore is never closed");
+            let _turn = self.questions.acquire().await.expect("the semaphore is never closed");
             let reviews: Api<SubjectAccessReview> = Api::all(self.client.clone());
             let params = PostParams::default();
-            let asked = reviews.create(&params, &question);
-            let late = |_| TokenRefusal::Unreviewed("no answer in time".to_owned());
-            let answer = tokio::time::timeout(ASKED_WITHIN, asked).await.map_err(late)?;
+            let created = reviews.create(&params, &question);
+            let answer = tokio::time::timeout(ASKED_WITHIN, created).await.map_err(|_| late())?;
             let status = answer.map_err(unreviewed)?.status;
             Ok(status.is_some_and(|status| status.allowed && status.denied != Some(true)))
         });
@@ -122,20 +126,19 @@ impl People {
 }
 
 fn review(person: &Person, right: &Right) -> SubjectAccessReview {
-    let resource = |verb: &str, group: &str, resource: &str, namespace: Option<&str>| {
-        Some(ResourceAttributes {
+    let resource = match right {
+        Right::Inspect => Some(("get", GROUP, RESOURCE, None)),
+        Right::ListPods(namespace) => Some(("list", "", "pods", namespace.as_deref())),
+        Right::Path(..) => None,
+    };
+    let resource_attributes =
+        resource.map(|(verb, group, resource, namespace)| ResourceAttributes {
             verb: Some(verb.to_owned()),
             group: Some(group.to_owned()),
             resource: Some(resource.to_owned()),
             namespace: namespace.map(str::to_owned),
             ..ResourceAttributes::default()
-        })
-    };
-    let resource_attributes = match right {
-        Right::Inspect => resource("get", GROUP, RESOURCE, None),
-        Right::ListPods(namespace) => resource("list", "", "pods", namespace.as_deref()),
-        Right::Path(..) => None,
-    };
+        });
     let non_resource_attributes = match right {
         Right::Path(verb, path) => Some(NonResourceAttributes {
             verb: Some((*verb).to_owned()),

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::containers::injection::RESTART_CONTAINER;
+use crate::containers::injection::restarts_for_cpu;
 use crate::request::quantity::parse_milli;
 use engine::model::request::GpuRequest;
 use engine::model::reservation::MoveHome;
@@ -26,12 +26,21 @@ pub struct GpuContainer {
     pub cpu_limit_milli: Option<u64>,
 }
 
+/// CPU of a container in thousandths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuAmounts {
+    pub request_milli: u64,
+    pub limit_milli: Option<u64>,
+}
+
 impl GpuContainer {
     /// The container of `pod` that has the GPU of `request`, if kubelet can restart it.
     pub fn of(pod: &Pod, request: &GpuRequest) -> Option<Self> {
         let spec = pod.spec.as_ref()?;
-        let is_it = |name: &str| request.container.as_deref().is_none_or(|it| it == name);
-        let container = spec.containers.iter().find(|it| is_it(&it.name))?;
+        let named = request.container.as_deref();
+        let mut containers = spec.containers.iter();
+        let container =
+            containers.find(|container| named.is_none_or(|named| named == container.name))?;
         let resources = container.resources.as_ref();
         let is_never = spec.restart_policy.as_deref() == Some("Never");
         if is_never || spec.resources.is_some() || !restarts_on_resize(container) {
@@ -61,12 +70,12 @@ impl GpuContainer {
         is_resized && (*self.id != *leaving.container || !self.is_running)
     }
 
-    /// CPU requests and limits, in thousandths, that make kubelet restart it, the better one first. The
+    /// CPU requests and limits that make kubelet restart it, the better one first. The
     /// quality of service of a pod may not change, so equal ones stay equal. From an even request to the
     /// next smaller one and back, so that many restarts take no CPU away. The request that it had before
     /// its move home comes last: with that a later process would take the move for one that has not
     /// happened yet, and restart it once more.
-    pub fn resized(&self, moved: Option<&MoveHome>) -> impl Iterator<Item = (u64, Option<u64>)> {
+    pub fn resized(&self, moved: Option<&MoveHome>) -> impl Iterator<Item = CpuAmounts> {
         let is_equal = self.cpu_limit_milli == Some(self.cpu_milli);
         let less = self.cpu_milli.checked_sub(1).filter(|cpu| *cpu > 0);
         let more = self.cpu_milli.checked_add(1);
@@ -75,13 +84,16 @@ impl GpuContainer {
         // Nor the one that runs: kubelet may not have seen the change before, and would restart nothing.
         let is_last = |cpu: &Option<u64>| *cpu == before || *cpu == self.actual_cpu_milli;
         all.sort_by_key(|cpu| cpu.is_some() && is_last(cpu));
-        all.into_iter().flatten().map(move |cpu| (cpu, is_equal.then_some(cpu)))
+        all.into_iter().flatten().map(move |request_milli| CpuAmounts {
+            request_milli,
+            limit_milli: is_equal.then_some(request_milli),
+        })
     }
 }
 
 fn restarts_on_resize(container: &Container) -> bool {
     let mut policies = container.resize_policy.iter().flatten();
-    policies.any(|it| it.resource_name == "cpu" && it.restart_policy == RESTART_CONTAINER)
+    policies.any(restarts_for_cpu)
 }
 
 fn actual(status: &ContainerStatus) -> Option<&ResourceRequirements> {
@@ -145,7 +157,7 @@ mod tests {
     fn a_resize_changes_as_little_as_possible() {
         let of = |cpu, limit| {
             let seen = GpuContainer { cpu_limit_milli: limit, ..seen(cpu, "c1", "running", None) };
-            seen.resized(None).collect::<Vec<_>>()
+            seen.resized(None).map(|cpu| (cpu.request_milli, cpu.limit_milli)).collect::<Vec<_>>()
         };
         assert_eq!(of("10m", None), [(9, None), (11, None)]);
         assert_eq!(of("10m", Some(500)), [(9, None), (11, None)]);
@@ -180,7 +192,7 @@ mod tests {
     fn a_container_is_not_resized_to_what_it_still_runs_with() {
         let next = |cpu, actual| {
             let seen = seen(cpu, "c1", "running", Some(actual));
-            seen.resized(None).next().map(|(cpu, _)| cpu)
+            seen.resized(None).next().map(|cpu| cpu.request_milli)
         };
         assert_eq!(next("999m", "1000m"), Some(998), "kubelet has not seen 999 yet");
         assert_eq!(next("1000m", "999m"), Some(1_001));
@@ -198,7 +210,7 @@ mod tests {
         ] {
             let moved = MoveHome { container: "c1".into(), cpu_milli: before };
             let seen = seen(cpu, "c2", "running", Some(cpu));
-            let all: Vec<u64> = seen.resized(Some(&moved)).map(|(cpu, _)| cpu).collect();
+            let all: Vec<u64> = seen.resized(Some(&moved)).map(|cpu| cpu.request_milli).collect();
             let after: Vec<u64> = after.into_iter().filter(|cpu| *cpu > 0).collect();
             assert_eq!(all, after, "{cpu}");
             let next = format!("{}m", all[0]);

@@ -18,7 +18,7 @@ const PAGE: u32 = 500;
 
 /// What gpupack needs of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SeenNode {
+pub struct ListedNode {
     pub name: String,
     /// The CPU and memory that pods can request.
     pub host: HostAmount,
@@ -26,7 +26,7 @@ pub struct SeenNode {
     pub gpus: Option<LabelledGpus>,
 }
 
-impl SeenNode {
+impl ListedNode {
     /// Reads a Node object. Missing fields are empty.
     pub fn from_api(node: &Node) -> Self {
         let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
@@ -46,8 +46,8 @@ impl SeenNode {
 ///
 /// # Errors
 /// Errors of the API server or of the connection.
-pub async fn nodes(client: Client) -> Result<Vec<SeenNode>, kube::Error> {
-    all(Api::<Node>::all(client), SeenNode::from_api).await
+pub async fn nodes(client: Client) -> Result<Vec<ListedNode>, kube::Error> {
+    all(Api::<Node>::all(client), ListedNode::from_api).await
 }
 
 /// All pods, also those that have ended.

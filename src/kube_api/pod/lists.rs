@@ -34,20 +34,22 @@ impl Default for Numbers {
 impl Lists {
     /// Wants a list that shows everything that has happened so far, and returns its number.
     pub fn want(&self) -> u64 {
-        self.change(|it| it.wanted = it.wanted.max(it.begun + 1)).wanted
+        self.change(|numbers| numbers.wanted = numbers.wanted.max(numbers.begun + 1)).wanted
     }
 
     /// Notes that a list begins, and returns its number.
     pub fn begin(&self) -> u64 {
-        let begins = |it: &mut Numbers| {
-            (it.begun, it.count, it.is_listing) = (it.wanted, it.count + 1, true);
-        };
-        self.change(begins).begun
+        let begins = self.change(|Numbers { wanted, begun, count, is_listing, .. }| {
+            (*begun, *count, *is_listing) = (*wanted, *count + 1, true);
+        });
+        begins.begun
     }
 
     /// Notes that a list is complete.
     pub fn complete(&self, number: u64) {
-        self.change(|it| (it.complete, it.is_listing) = (it.complete.max(number), false));
+        self.change(|Numbers { complete, is_listing, .. }| {
+            (*complete, *is_listing) = (number.max(*complete), false);
+        });
     }
 
     /// How many lists there were; `None` while one goes on. What was read before a list may be older

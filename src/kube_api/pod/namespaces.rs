@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::de::IgnoredAny;
 
-use crate::pod::watched::Facts;
+use crate::pod::watched::WatchedFacts;
 use engine::ledger::nodes::state::Ledger;
 
 /// What gpupack needs of a namespace.
@@ -17,7 +17,7 @@ pub(crate) struct NamespaceFacts {
     pub(crate) labels: BTreeMap<String, String>,
 }
 
-impl Facts for NamespaceFacts {
+impl WatchedFacts for NamespaceFacts {
     type Object = Namespace;
     type Spec = IgnoredAny;
     type Status = IgnoredAny;

@@ -164,9 +164,9 @@ impl<'de> Visitor<'de> for ConditionsVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
         let mut found = None;
-        while let Some(given) = list.next_element::<ConditionFields>()? {
-            let is_it = given.kind.as_deref() == Some("PodScheduled");
-            found = found.or_else(|| is_it.then(|| PodCondition::from(given)));
+        while let Some(condition) = list.next_element::<ConditionFields>()? {
+            let is_scheduled = condition.kind.as_deref() == Some("PodScheduled");
+            found = found.or_else(|| is_scheduled.then(|| PodCondition::from(condition)));
         }
         Ok(ScheduledCondition(found))
     }
@@ -203,6 +203,10 @@ impl From<PodFields> for Pod {
     }
 }
 
+fn all_from<T, U: From<T>, const MOST: usize>(list: Bounded<T, MOST>) -> Vec<U> {
+    list.0.into_iter().map(U::from).collect()
+}
+
 impl<const MOST: usize> From<Metadata<MOST>> for ObjectMeta {
     fn from(fields: Metadata<MOST>) -> Self {
         Self {
@@ -222,12 +226,9 @@ impl<const MOST: usize> From<Metadata<MOST>> for ObjectMeta {
 
 impl<const MOST: usize, const KEYS: usize> From<Spec<MOST, KEYS>> for PodSpec {
     fn from(fields: Spec<MOST, KEYS>) -> Self {
-        let containers = |of: Bounded<ContainerFields<KEYS>, MOST>| {
-            of.0.into_iter().map(Container::from).collect::<Vec<_>>()
-        };
         Self {
-            containers: fields.containers.map(containers).unwrap_or_default(),
-            init_containers: fields.init_containers.map(containers),
+            containers: fields.containers.map(all_from).unwrap_or_default(),
+            init_containers: fields.init_containers.map(all_from),
             node_name: fields.node_name,
             overhead: fields.overhead.map(|overhead| overhead.0),
             preemption_policy: fields.preemption_policy,
@@ -257,20 +258,20 @@ impl<const KEYS: usize> From<ContainerFields<KEYS>> for Container {
 
 impl<const KEYS: usize> From<ResourceFields<KEYS>> for ResourceRequirements {
     fn from(fields: ResourceFields<KEYS>) -> Self {
-        let amounts = |list: Option<BoundedMap<Quantity, KEYS>>| list.map(|list| list.0);
-        Self { limits: amounts(fields.limits), requests: amounts(fields.requests), claims: None }
+        let limits = fields.limits.map(|limits| limits.0);
+        Self { limits, requests: fields.requests.map(|requests| requests.0), claims: None }
     }
 }
 
 impl<const MOST: usize> From<Status<MOST>> for PodStatus {
     fn from(fields: Status<MOST>) -> Self {
-        let statuses = |of: Bounded<ContainerStatusFields, MOST>| {
-            of.0.into_iter().map(ContainerStatus::from).collect()
-        };
         Self {
-            conditions: fields.conditions.and_then(|it| it.0).map(|condition| vec![condition]),
-            container_statuses: fields.container_statuses.map(statuses),
-            init_container_statuses: fields.init_container_statuses.map(statuses),
+            conditions: fields
+                .conditions
+                .and_then(|scheduled| scheduled.0)
+                .map(|condition| vec![condition]),
+            container_statuses: fields.container_statuses.map(all_from),
+            init_container_statuses: fields.init_container_statuses.map(all_from),
             nominated_node_name: fields.nominated_node_name,
             phase: fields.phase,
             start_time: fields.start_time,

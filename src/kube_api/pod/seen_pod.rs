@@ -27,7 +27,7 @@ use crate::request::resources::{
 };
 use crate::request::room_note::RoomNote;
 use crate::request::usable::{WORKLOAD, check_class, check_use, workload_of};
-use crate::request::written::Written;
+use crate::request::written::WrittenAnnotations;
 use engine::ledger::change::facts::{MoveFact, PodFact};
 use engine::model::request::{GpuRequest, Movable, PodGroup};
 use engine::model::reservation::{Controller, Placement, PodRef, Tenure};
@@ -90,7 +90,7 @@ pub struct SeenPod {
     /// Its placement; `None` for a pod without a node, whatever its annotations say.
     pub placement: Result<Option<Placement>, PlacementError>,
     /// What gpupack wrote with its placement, if it has a node.
-    pub written: Written,
+    pub written: WrittenAnnotations,
     /// The container that could not be started with its device, if any.
     pub start_failure: Option<StartFailure>,
     /// What made it, if a controller did.
@@ -207,7 +207,7 @@ impl SeenPod {
             markers: markers_of(&containers),
             takes_devices: spec.is_some_and(takes_devices),
             placement: node.as_ref().map_or(Ok(None), |node| decode(annotations, node)),
-            written: node.as_ref().map(|_| Written::of(annotations)).unwrap_or_default(),
+            written: node.as_ref().map(|_| WrittenAnnotations::of(annotations)).unwrap_or_default(),
             node,
             start_failure: StartFailure::of(pod),
             controller: controller_of(metadata),
@@ -274,9 +274,9 @@ impl SeenPod {
     /// Whether it has left the device where it was a guest, after its move was written.
     fn has_left(&self) -> bool {
         let placement = self.placement.as_ref().ok().and_then(Option::as_ref);
-        let leaving = placement.and_then(|it| it.guest.as_ref()?.leaving.as_ref());
+        let leaving = placement.and_then(|placement| placement.guest.as_ref()?.leaving.as_ref());
         let container = self.gpu_container.as_ref();
-        leaving.is_some_and(|leaving| container.is_some_and(|it| it.has_left(leaving)))
+        leaving.zip(container).is_some_and(|(leaving, container)| container.has_left(leaving))
     }
 
     /// Reads a pod from the JSON that kube-scheduler or the webhook sends.
@@ -369,7 +369,7 @@ impl SeenPod {
 
     /// Checks the length of all fields that are kept, because any client may have sent the pod.
     fn refuse_long_fields(&self) -> Result<(), PodFault> {
-        let node = |node: &Option<NodeName>| node.as_ref().map_or(0, |node| node.as_str().len());
+        let (node, nominated) = (self.node.as_ref(), self.nominated.as_ref());
         let fields = [
             ("metadata.uid", self.pod.uid.as_str().len(), LONGEST_UID),
             ("metadata.namespace", self.namespace.len(), LONGEST_NAMESPACE),
@@ -377,10 +377,14 @@ impl SeenPod {
             ("metadata.resourceVersion", self.resource_version.len(), LONGEST_NAME),
             ("metadata.annotations", self.annotation_bytes, MOST_ANNOTATIONS),
             ("metadata.labels", self.workload.as_ref().map_or(0, String::len), LONGEST_NAMESPACE),
-            ("spec.nodeName", node(&self.node), LONGEST_NAME),
+            ("spec.nodeName", node.map_or(0, |node| node.as_str().len()), LONGEST_NAME),
             ("spec.schedulerName", self.scheduler_name.len(), LONGEST_NAME),
             ("spec.priorityClassName", self.priority_class.len(), LONGEST_NAME),
-            ("status.nominatedNodeName", node(&self.nominated), LONGEST_NAME),
+            (
+                "status.nominatedNodeName",
+                nominated.map_or(0, |node| node.as_str().len()),
+                LONGEST_NAME,
+            ),
         ];
         let long = fields.into_iter().find(|(_, bytes, most)| bytes > most);
         long.map_or(Ok(()), |(field, bytes, most)| Err(PodFault::TooLong { field, bytes, most }))
@@ -399,7 +403,7 @@ fn edition_of(pod: &Pod) -> u64 {
     }
     pod.metadata.labels.hash(&mut digest);
     let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    for condition in conditions.filter(|it| it.type_ == "PodScheduled") {
+    for condition in conditions.filter(|condition| condition.type_ == "PodScheduled") {
         (&condition.status, &condition.reason, &condition.message).hash(&mut digest);
     }
     digest.finish()

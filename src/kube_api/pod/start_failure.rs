@@ -142,8 +142,10 @@ fn refusal(status: &ContainerStatus) -> Option<&str> {
         return None;
     }
     let waiting = state.waiting.as_ref();
-    let refused = waiting.filter(|it| it.reason.as_deref().is_some_and(|it| REFUSED.contains(&it)));
-    if let Some(message) = refused.and_then(|it| it.message.as_deref()) {
+    let refused = waiting.filter(|waiting| {
+        waiting.reason.as_deref().is_some_and(|reason| REFUSED.contains(&reason))
+    });
+    if let Some(message) = refused.and_then(|refused| refused.message.as_deref()) {
         return Some(message);
     }
     let before = status.last_state.as_ref().and_then(|state| state.terminated.as_ref());

@@ -19,7 +19,7 @@ use crate::pod::lists::Lists;
 use crate::pod::namespaces::{NamespaceFacts, NamespaceWatch};
 use crate::pod::seen_pod::SeenPod;
 use crate::pod::start_failure::StartFailure;
-use crate::pod::watched::{Facts, NodeFacts, Watched};
+use crate::pod::watched::{NodeFacts, Watched, WatchedFacts};
 use engine::ledger::change::facts::PodFact;
 use engine::ledger::nodes::state::Ledger;
 use engine::model::event::LedgerEvent;
@@ -106,15 +106,15 @@ pub async fn run(
     };
     let mut stop = stop;
     tokio::select! {
-        () = follow_pods((client.clone(), clock), &*sink, &lists, |event| pods.take(event)) => {}
-        () = follow("nodes", (client.clone(), clock), &*sink, |event| {
+        () = follow_pods(client.clone(), clock, &*sink, &lists, |event| pods.take(event)) => {}
+        () = follow("nodes", client.clone(), clock, &*sink, |event| {
             if nodes.take(event) {
                 nodes_listed.send_replace(true);
             }
         }) => {}
         () = async {
             let Some(namespaces) = &mut namespaces else { return std::future::pending().await };
-            follow("namespaces", (client.clone(), clock), &*sink, |event| match event {
+            follow("namespaces", client.clone(), clock, &*sink, |event| match event {
                 WatchEvent::ListBegins => namespaces.begin(),
                 WatchEvent::<NamespaceFacts>::Seen(namespace) => namespaces.see(namespace),
                 WatchEvent::Deleted(namespace) => namespaces.lose(&namespace.name),
@@ -156,14 +156,15 @@ impl<F> From<watcher::Event<Watched<F>>> for WatchEvent<F> {
 
 /// Watches pods, and begins again with a list whenever one is wanted.
 async fn follow_pods(
-    (client, clock): (Client, Clock),
+    client: Client,
+    clock: Clock,
     sink: &dyn Sink,
     lists: &Lists,
     mut take: impl FnMut(WatchEvent<SeenPod>) -> bool,
 ) {
     loop {
         let (newest, mut number) = (lists.newest(), 0);
-        let watched = follow("pods", (client.clone(), clock), sink, |event| {
+        let watched = follow("pods", client.clone(), clock, sink, |event| {
             if matches!(event, WatchEvent::ListBegins) {
                 number = lists.begin();
             }
@@ -194,9 +195,10 @@ const WATCHED_FOR: u32 = 25;
 /// After a failure there is a pause: until it goes on nothing that happens is seen. The pauses of client-go, which kube
 /// has by default, grow to 30 s. If the API server has forgotten what the watch has not seen, as after a restart of its own, the
 /// objects are listed at once.
-async fn follow<F: Facts>(
+async fn follow<F: WatchedFacts>(
     resource: &'static str,
-    (client, clock): (Client, Clock),
+    client: Client,
+    clock: Clock,
     sink: &dyn Sink,
     mut take: impl FnMut(WatchEvent<F>),
 ) {
@@ -488,7 +490,7 @@ mod tests {
                 (api_server(Arc::clone(&log), in_stream), Counted(Arc::clone(&log)));
             let mut lists = 0;
             let (seen, mut is_seen) = watch::channel(0);
-            let watched = follow::<NodeFacts>("nodes", (client, Clock::start()), &sink, |event| {
+            let watched = follow::<NodeFacts>("nodes", client, Clock::start(), &sink, |event| {
                 lists += u32::from(matches!(event, WatchEvent::ListEnds));
                 seen.send_replace(lists);
             });

@@ -23,7 +23,7 @@ use wire::ids::NodeName;
 use wire::units::HostAmount;
 
 /// What gpupack needs of an object of the API server.
-pub(crate) trait Facts: Clone + Debug + Send + 'static {
+pub(crate) trait WatchedFacts: Clone + Debug + Send + 'static {
     /// The type of the object.
     type Object: Resource<DynamicType = ()>;
     /// The part of its `spec` that is decoded.
@@ -84,7 +84,7 @@ pub(crate) struct Offer {
     conditions: Option<Vec<NodeCondition>>,
 }
 
-impl Facts for SeenPod {
+impl WatchedFacts for SeenPod {
     type Object = Pod;
     type Spec = Spec<{ usize::MAX }>;
     type Status = Status<{ usize::MAX }>;
@@ -95,7 +95,7 @@ impl Facts for SeenPod {
     }
 }
 
-impl Facts for NodeFacts {
+impl WatchedFacts for NodeFacts {
     type Object = Node;
     type Spec = NodeSpec;
     type Status = Offer;
@@ -105,19 +105,19 @@ impl Facts for NodeFacts {
             status.map(|status| (status.allocatable, status.conditions)).unwrap_or_default();
         let allocatable = allocatable.unwrap_or_default();
         let mut conditions = conditions.into_iter().flatten();
-        let is_unready = |it: NodeCondition| it.type_ == "Ready" && it.status != "True";
+        let is_unready = conditions.any(|known| known.type_ == "Ready" && known.status != "True");
         let amount = |name: &str| allocatable.get(name).map(|quantity| quantity.0.as_str());
         Self {
             name: NodeName::new(metadata.name.unwrap_or_default()),
             host: host_offer(amount),
             is_unschedulable: spec.and_then(|spec| spec.unschedulable).unwrap_or_default(),
-            is_ready: !conditions.any(is_unready),
+            is_ready: !is_unready,
             labels: metadata.labels.unwrap_or_default(),
         }
     }
 }
 
-impl<'de, F: Facts> Deserialize<'de> for Watched<F> {
+impl<'de, F: WatchedFacts> Deserialize<'de> for Watched<F> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let parts = Parts::<F::Spec, F::Status>::deserialize(deserializer)?;
         let whole = ObjectMeta::from(parts.metadata);
@@ -135,23 +135,23 @@ pub fn watched_pod(json: &[u8]) -> Result<SeenPod, serde_json::Error> {
     serde_json::from_slice::<Watched<SeenPod>>(json).map(|pod| pod.facts)
 }
 
-impl<F: Facts> Resource for Watched<F> {
+impl<F: WatchedFacts> Resource for Watched<F> {
     type DynamicType = ();
     type Scope = <F::Object as Resource>::Scope;
 
-    fn kind((): &()) -> Cow<'_, str> {
+    fn kind(_: &Self::DynamicType) -> Cow<'_, str> {
         F::Object::kind(&())
     }
 
-    fn group((): &()) -> Cow<'_, str> {
+    fn group(_: &Self::DynamicType) -> Cow<'_, str> {
         F::Object::group(&())
     }
 
-    fn version((): &()) -> Cow<'_, str> {
+    fn version(_: &Self::DynamicType) -> Cow<'_, str> {
         F::Object::version(&())
     }
 
-    fn plural((): &()) -> Cow<'_, str> {
+    fn plural(_: &Self::DynamicType) -> Cow<'_, str> {
         F::Object::plural(&())
     }
 

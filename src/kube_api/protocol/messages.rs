@@ -16,7 +16,7 @@ use serde_json::value::RawValue;
 
 use crate::pod::seen_pod::{LONGEST_NAME, LONGEST_NAMESPACE, LONGEST_UID, SeenPod};
 use crate::protocol::bounds::{LONGEST_OBJECT, ProtocolError};
-use crate::protocol::names::Names;
+use crate::protocol::names::NodeNames;
 use crate::protocol::wire::{
     Name, NodeObject, OfNodes, check_depth, fields, node_objects, part, quick_parts,
 };
@@ -25,7 +25,7 @@ use crate::protocol::wire::{
 #[derive(Debug)]
 pub enum NodesArg<'a> {
     /// Their names, in the order of the body (`nodeCacheCapable: true`).
-    Names(Names<'a>),
+    Names(NodeNames<'a>),
     /// Whole Node objects, of each name the first (`nodeCacheCapable: false`).
     Objects(Vec<NodeObject<'a>>),
 }
@@ -83,14 +83,14 @@ impl<'a> ExtenderArgs<'a> {
                 let names: Vec<Cow<'_, str>> = names.0.into_iter().map(|name| name.0).collect();
                 let longest = names.iter().map(|name| name.len()).max().unwrap_or(0);
                 ProtocolError::if_longer("NodeNames", longest, LONGEST_NAME)?;
-                NodesArg::Names(Names::copied(&names))
+                NodesArg::Names(NodeNames::copied(&names))
             }
             (None, Some(nodes)) => {
                 let (mut nodes, mut known) = (node_objects(nodes)?, BTreeSet::new());
                 nodes.retain(|node| known.insert(node.name.clone()));
                 NodesArg::Objects(nodes)
             }
-            (None, None) => NodesArg::Names(Names::default()),
+            (None, None) => NodesArg::Names(NodeNames::default()),
         };
         Ok(Self { pod: SeenPod::from_json(pod)?, nodes })
     }
@@ -172,11 +172,10 @@ impl ExtenderFilterResult<'_> {
     /// The body of the answer. Written piece by piece, since it may have an entry for each of
     /// thousands of nodes.
     pub fn to_json(&self) -> Vec<u8> {
-        let nothing = || to_json(&());
         let (nodes, names) = match &self.passed {
-            Passed::Nothing => (nothing(), nothing()),
-            Passed::Names(names) => (nothing(), to_json(names)),
-            Passed::Objects(items) => (to_json(&NodeListOut { items }), nothing()),
+            Passed::Nothing => (null(), null()),
+            Passed::Names(names) => (null(), to_json(names)),
+            Passed::Objects(items) => (to_json(&NodeListOut { items }), null()),
         };
         let mut json = b"{\"Nodes\":".to_vec();
         json.extend_from_slice(&nodes);
@@ -210,6 +209,10 @@ impl ExtenderFilterResult<'_> {
         }
         json.push(b'}');
     }
+}
+
+fn null() -> Vec<u8> {
+    to_json(&())
 }
 
 /// Writes a name without its quotes.

@@ -9,14 +9,14 @@ use crate::protocol::bounds::MOST_NODES;
 
 /// Node names in the order of a body. They stay there; only their positions are noted.
 #[derive(Debug, Default)]
-pub struct Names<'a> {
+pub struct NodeNames<'a> {
     /// The body's list, if it has no escapes; otherwise the names alone.
     text: Cow<'a, str>,
     /// Start and end of each.
     places: Vec<(u32, u32)>,
 }
 
-impl<'a> Names<'a> {
+impl<'a> NodeNames<'a> {
     /// Reads what follows the bracket that opens the names. `None` unless it is nothing but names
     /// without escapes or blanks between them, and the end of the body.
     pub(crate) fn plain(list: &'a str) -> Option<Self> {
@@ -71,7 +71,7 @@ impl<'a> Names<'a> {
 
     /// The names, in their order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &str> + Clone {
-        self.places.iter().map(|place| self.at(*place))
+        self.places.iter().map(|(start, end)| self.at(*start, *end))
     }
 
     /// The names, each once, where it comes first.
@@ -87,7 +87,7 @@ impl<'a> Names<'a> {
     }
 
     #[inline]
-    fn at(&self, (start, end): (u32, u32)) -> &str {
+    fn at(&self, start: u32, end: u32) -> &str {
         &self.text[start as usize..end as usize]
     }
 }

@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 
 use crate::pod::seen_pod::LONGEST_NAME;
 use crate::protocol::bounds::{LONGEST_OBJECT, MAX_DEPTH, MOST_NODES, ProtocolError};
-use crate::protocol::names::Names;
+use crate::protocol::names::NodeNames;
 use crate::request::bounded::{Bounded, outside_texts};
 
 /// Most fields of a body that are not in the protocol.
@@ -21,8 +21,10 @@ const MOST_UNKNOWN: usize = 64;
 /// The text may be anything; for JSON the result is right.
 pub fn check_depth(json: &str) -> Result<(), ProtocolError> {
     // Most bodies have fewer brackets than this, and counting them takes a tenth of the time.
-    let opening = |bytes: &[u8]| bytes.iter().map(|byte| u8::from(byte | 0x20 == b'{')).sum::<u8>();
-    let brackets = json.as_bytes().chunks(128).map(|bytes| u32::from(opening(bytes)));
+    let brackets = json
+        .as_bytes()
+        .chunks(128)
+        .map(|bytes| u32::from(bytes.iter().map(|byte| u8::from(byte | 0x20 == b'{')).sum::<u8>()));
     if brackets.sum::<u32>() <= MAX_DEPTH {
         return Ok(());
     }
@@ -149,11 +151,11 @@ impl<'de, const N: usize> Visitor<'de> for FieldsVisitor<N> {
 /// The pod and the names of a body in the form in which Go writes it, with names without escapes;
 /// else `None`. Names are most of the body, and this reads them in a fifth of the time. The pod's
 /// text is not checked: if it is one JSON object, so is the whole body, with these fields.
-pub(crate) fn quick_parts(body: &str) -> Option<(&str, Names<'_>)> {
+pub(crate) fn quick_parts(body: &str) -> Option<(&str, NodeNames<'_>)> {
     const NAMES: &str = ",\"Nodes\":null,\"NodeNames\":[";
     let rest = body.strip_prefix("{\"Pod\":")?;
     let at = memchr::memmem::find(rest.as_bytes(), NAMES.as_bytes())?;
-    Some((&rest[..at], Names::plain(&rest[at + NAMES.len()..])?))
+    Some((&rest[..at], NodeNames::plain(&rest[at + NAMES.len()..])?))
 }
 
 /// A NodeList, its items raw.
@@ -198,13 +200,10 @@ fn node_object(raw: &RawValue) -> Result<NodeObject<'_>, ProtocolError> {
     ProtocolError::if_longer("Nodes", raw.get().len(), LONGEST_OBJECT)?;
     let node: NodeIn<'_> = part(raw)?;
     ProtocolError::if_longer("Nodes", node.metadata.name.len(), LONGEST_NAME)?;
-    let map = |json: Option<&'_ RawValue>| {
-        json.map_or(Ok(()), |json| texts(json, |_| false).map(|_| ()))
-            .map_err(|error| ProtocolError::json(&error))
-    };
     let allocatable = node.status.unwrap_or_default().allocatable;
-    map(node.metadata.labels)?;
-    map(allocatable)?;
+    for map in [node.metadata.labels, allocatable].into_iter().flatten() {
+        texts(map, |_| false).map_err(|error| ProtocolError::json(&error))?;
+    }
     Ok(NodeObject {
         raw,
         name: node.metadata.name,

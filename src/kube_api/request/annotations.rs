@@ -16,11 +16,11 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use crate::request::request_error::{RequestError, shown};
-use crate::request::resources::{ContainerRequest, ResourceRequest, not_longer, resource_request};
-use crate::request::values::{
+use crate::request::annotation_values::{
     device_count, fraction, isolation, mebibytes, models, movable, policy, quantity,
 };
+use crate::request::request_error::{RequestError, shown};
+use crate::request::resources::{ContainerRequest, ResourceRequest, not_longer, resource_request};
 use engine::model::policy::Policy;
 use engine::model::request::{Amount, GpuRequest, Isolation, Limit, MAX_GROUP, Movable, PodGroup};
 use wire::device::ModelFilter;
@@ -130,23 +130,24 @@ pub fn parse_request(
 pub fn parse_group(
     annotations: &BTreeMap<String, String>,
 ) -> Result<Option<PodGroup>, RequestError> {
-    let text = |key| annotations.get(key).map(String::as_str);
-    let (name, size) = (text(GROUP), text(GROUP_SIZE));
+    let (name, size) = (annotations.get(GROUP), annotations.get(GROUP_SIZE));
     if name.is_none() && size.is_none() {
         return Ok(None);
     }
-    let is_legal = |name: &str| {
-        let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-        (1..=63).contains(&name.len()) && name.bytes().all(legal)
-    };
-    let count = size.and_then(|size| size.parse().ok()).filter(|it| (2..=MAX_GROUP).contains(it));
-    match (name.filter(|name| is_legal(name)), count) {
-        (Some(name), Some(size)) => Ok(Some(PodGroup { name: name.into(), size })),
+    let count =
+        size.and_then(|size| size.parse().ok()).filter(|count| (2..=MAX_GROUP).contains(count));
+    match (name.filter(|name| is_group_name(name)), count) {
+        (Some(name), Some(size)) => Ok(Some(PodGroup { name: name.as_str().into(), size })),
         _ => Err(RequestError::Group {
-            name: shown(name.unwrap_or_default()),
-            size: shown(size.unwrap_or_default()),
+            name: shown(name.map_or("", String::as_str)),
+            size: shown(size.map_or("", String::as_str)),
         }),
     }
+}
+
+fn is_group_name(name: &str) -> bool {
+    (1..=63).contains(&name.len())
+        && name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-'))
 }
 
 /// How many seconds the container of a pod may take to end when it is moved, if the pod says so.
@@ -199,13 +200,12 @@ impl<'a> Keys<'a> {
     }
 
     fn refuse_unknown(&self) -> Result<(), RequestError> {
-        let unknown = |key: &str, known| Err(RequestError::UnknownKey { key: shown(key), known });
         for key in self.annotations.keys().map(String::as_str) {
             if key.starts_with(OWN_PREFIX) && !OWN_KEYS.contains(&key) {
                 return unknown(key, KNOWN_OWN_KEYS);
             }
-            let bare = key.starts_with(FRACTION) || key.starts_with(MEMORY);
-            if bare && !BARE_KEYS.contains(&key) {
+            let is_bare = key.starts_with(FRACTION) || key.starts_with(MEMORY);
+            if is_bare && !BARE_KEYS.contains(&key) {
                 return unknown(key, KNOWN_BARE_KEYS);
             }
             if let Some((_, field)) = container_key(key)
@@ -237,12 +237,11 @@ impl<'a> Keys<'a> {
     /// The memory of NVIDIA's annotation that ends in `field`. There is one at most: see
     /// [`Keys::named_container`].
     fn container_memory(&self, field: &str) -> Result<Option<Given<'a, MemMib>>, RequestError> {
-        let is_it = |key: &str| container_key(key).is_some_and(|(_, of_key)| of_key == field);
-        let found = self.annotations.iter().find(|(key, _)| is_it(key));
-        let given = |(key, text): (&'a String, &'a String)| {
-            Ok(Given { key: key.as_str(), text: text.as_str(), value: quantity(key, text)? })
-        };
-        found.map(given).transpose()
+        let mut annotations = self.annotations.iter();
+        let found =
+            annotations.find(|(key, _)| container_key(key).is_some_and(|(_, own)| own == field));
+        let Some((key, text)) = found else { return Ok(None) };
+        Ok(Some(Given { key, text, value: quantity(key, text)? }))
     }
 
     fn shared_request(&self, requested: SharedAmount<'a>) -> Result<GpuRequest, RequestError> {
@@ -291,9 +290,7 @@ impl<'a> Keys<'a> {
         let share_limit = checked_limit(share_limit, requested.share, FRACTION)?;
         let memory_limit = checked_limit(requested.memory_limit, requested.memory, MEMORY)?;
         match (share_limit, memory_limit) {
-            (Some(share), Some(memory)) => {
-                Err(disagreement((share.key, share.text), (memory.key, memory.text)))
-            }
+            (Some(share), Some(memory)) => Err(disagreement(&share, &memory)),
             (Some(share), None) => Ok(Some(Limit::Fraction(share.value))),
             (None, Some(memory)) => Ok(Some(Limit::Memory(memory.value))),
             (None, None) => Ok(None),
@@ -367,9 +364,10 @@ impl<'a> Keys<'a> {
     }
 
     fn two_kinds(&self, resource: &ResourceRequest<'_>) -> RequestError {
-        let is_request =
-            |key: &str| key == FRACTION || key == MEMORY || container_key(key).is_some();
-        let first = self.annotations.iter().find(|(key, _)| is_request(key));
+        let first = self
+            .annotations
+            .iter()
+            .find(|(key, _)| *key == FRACTION || *key == MEMORY || container_key(key).is_some());
         let (key, text) = first.expect("some annotation requests part of a GPU");
         RequestError::TwoKinds {
             key: shown(key),
@@ -378,6 +376,10 @@ impl<'a> Keys<'a> {
             resource: shown(resource.resource),
         }
     }
+}
+
+fn unknown(key: &str, known: &'static str) -> Result<(), RequestError> {
+    Err(RequestError::UnknownKey { key: shown(key), known })
 }
 
 /// Container and field of an annotation of NVIDIA's memory family, `None` for any other.
@@ -391,9 +393,7 @@ fn agreed<'a, T: PartialEq>(
     other: Option<Given<'a, T>>,
 ) -> Result<Option<Given<'a, T>>, RequestError> {
     match (one, other) {
-        (Some(one), Some(other)) if one.value != other.value => {
-            Err(disagreement((one.key, one.text), (other.key, other.text)))
-        }
+        (Some(one), Some(other)) if one.value != other.value => Err(disagreement(&one, &other)),
         (one, other) => Ok(one.or(other)),
     }
 }
@@ -415,12 +415,12 @@ fn checked_limit<'a, T: PartialOrd>(
     }
 }
 
-fn disagreement(one: (&str, &str), other: (&str, &str)) -> RequestError {
+fn disagreement<T, U>(one: &Given<'_, T>, other: &Given<'_, U>) -> RequestError {
     RequestError::Disagreement {
-        key: shown(one.0),
-        value: shown(one.1),
-        other_key: shown(other.0),
-        other_value: shown(other.1),
+        key: shown(one.key),
+        value: shown(one.text),
+        other_key: shown(other.key),
+        other_value: shown(other.text),
     }
 }
 

@@ -102,11 +102,13 @@ impl FenceWriter {
 
     /// The process that wrote this value.
     pub fn of(value: &str) -> Self {
-        let number = |hex| u64::from_str_radix(hex, 16).ok();
-        let parts = value.split_once(' ').and_then(|(maker, _)| maker.split_once('-'));
-        let read = parts
-            .and_then(|(term, random)| Some(Self { term: number(term)?, random: number(random)? }));
-        read.unwrap_or(Self::UNKNOWN)
+        Self::read(value).unwrap_or(Self::UNKNOWN)
+    }
+
+    fn read(value: &str) -> Option<Self> {
+        let (term, random) = value.split_once(' ')?.0.split_once('-')?;
+        let term = u64::from_str_radix(term, 16).ok()?;
+        Some(Self { term, random: u64::from_str_radix(random, 16).ok()? })
     }
 
     /// Whether the version before this one wrote a placement on a bound pod with this value: this one says `placed`.
@@ -310,32 +312,31 @@ pub fn encode(placement: &Placement) -> Result<BTreeMap<String, String>, Placeme
     check_guest(&placement.devices, placement.guest.as_ref())?;
     let devices = running_devices(placement);
     let guest = placement.guest.as_ref();
-    let spots = || placement.spots.iter().map(Option::as_ref).chain(std::iter::repeat(None));
-    let is_made = |(device, spot): (&PlacedDevice, Option<&Spot>)| {
-        spot.and_then(Spot::id) != Some(device.id.clone())
-    };
-    let other = guest.and_then(|guest| Some((&guest.on, guest.spot.as_ref()?)));
+    let spots = placement.parts().map(|(_, spot)| spot);
+    let are_made = placement.parts().all(|(device, spot)| is_made(&device.id, spot));
+    let guest_spot = guest.and_then(|guest| guest.spot.as_ref());
     // One that it leaves may be gone.
-    let starts_there = guest.is_some_and(|guest| guest.leaving.is_none());
-    let is_other_made = other.is_none_or(|(on, spot)| spot.id().as_ref() != Some(on));
-    let is_other_made = is_other_made || !starts_there;
-    if !placement.devices.iter().zip(spots()).all(is_made) || !is_other_made {
+    let away = guest.filter(|guest| guest.leaving.is_none());
+    if !are_made || !away.is_none_or(|guest| is_made(&guest.on, guest_spot)) {
         return Err(PlacementError::NotMade);
     }
-    let ids = |all: &[PlacedDevice]| all.iter().map(|device| device.id.to_string()).collect();
-    let is_away = guest.is_some_and(|guest| guest.leaving.is_none());
+    let home = placement.devices.iter().map(|device| device.id.to_string());
     let wire = WirePlacement {
         v: VERSION,
-        devices: devices.iter().zip(spots()).map(wire_device).collect(),
+        devices: devices
+            .iter()
+            .zip(spots)
+            .map(|(device, spot)| wire_device(device, spot))
+            .collect(),
         isolation: Some(placement.isolation),
         protection: None,
-        home: is_away.then(|| ids(&placement.devices)),
+        home: away.map(|_| home.collect()),
         moved: guest.and_then(|guest| {
             let MoveHome { container, cpu_milli } = guest.leaving.clone()?;
             let from = vec![guest.on.to_string()];
             Some(WireMove { from, container: container.to_string(), cpu_milli })
         }),
-        guest_mig: other.map(|(_, spot)| wire_spot(spot)),
+        guest_mig: guest_spot.map(wire_spot),
     };
     let json = serde_json::to_string(&wire)
         .map_err(|error| PlacementError::Json { fault: error.to_string() })?;
@@ -369,13 +370,11 @@ pub fn decode(
         (Some(json), devices) => (json, devices),
     };
     check_length(PLACEMENT, json)?;
-    let fault =
-        |error: serde_json::Error| PlacementError::Json { fault: shown(&error.to_string()) };
-    let JsonObject(WireVersion { v: version }) = serde_json::from_str(json).map_err(fault)?;
+    let JsonObject(WireVersion { v: version }) = serde_json::from_str(json).map_err(unreadable)?;
     if version != VERSION {
         return Err(PlacementError::Version { version });
     }
-    let JsonObject::<WirePlacement>(wire) = serde_json::from_str(json).map_err(fault)?;
+    let JsonObject::<WirePlacement>(wire) = serde_json::from_str(json).map_err(unreadable)?;
     let placed = wire.devices.iter().map(placed_device).collect::<Result<Vec<_>, _>>()?;
     check(&placed)?;
     if let Some(devices) = devices {
@@ -399,10 +398,21 @@ pub fn decode(
     Ok(Some(Placement { node: node.clone(), devices, isolation, guest, spots }))
 }
 
+fn unreadable(error: serde_json::Error) -> PlacementError {
+    PlacementError::Json { fault: shown(&error.to_string()) }
+}
+
+/// Whether a device is there: not the MIG instance that is yet to be made at this place.
+fn is_made(id: &DeviceId, spot: Option<&Spot>) -> bool {
+    spot.and_then(Spot::id).as_ref() != Some(id)
+}
+
 /// The devices that a pod runs on, or will after its move.
 fn running_devices(placement: &Placement) -> Vec<PlacedDevice> {
     let ids = placement.runs_on().into_iter();
-    ids.zip(&placement.devices).map(|(id, it)| PlacedDevice { id, demand: it.demand }).collect()
+    ids.zip(&placement.devices)
+        .map(|(id, placed)| PlacedDevice { id, demand: placed.demand })
+        .collect()
 }
 
 /// The devices that a pod is allocated, and where it is a guest, from those that it runs on.
@@ -411,18 +421,16 @@ fn at_home(
     home: Option<&[String]>,
     moved: Option<WireMove>,
 ) -> Result<(Vec<PlacedDevice>, Option<Guest>), PlacementError> {
-    let id =
-        |text: &str| DeviceId::new(text).map_err(|_| PlacementError::DeviceId { id: shown(text) });
     match (home, moved) {
         (None, None) => Ok((runs_on, None)),
         (Some([home]), _) if runs_on.len() == 1 => {
             let PlacedDevice { id: on, demand } = runs_on[0].clone();
-            let devices = vec![PlacedDevice { id: id(home)?, demand }];
+            let devices = vec![PlacedDevice { id: device_id(home)?, demand }];
             Ok((devices, Some(Guest { on, spot: None, leaving: None })))
         }
         (None, Some(WireMove { from, container, cpu_milli })) if from.len() == 1 => {
             let leaving = Some(MoveHome { container: container.into(), cpu_milli });
-            Ok((runs_on, Some(Guest { on: id(&from[0])?, spot: None, leaving })))
+            Ok((runs_on, Some(Guest { on: device_id(&from[0])?, spot: None, leaving })))
         }
         (Some(home), _) => Err(PlacementError::Guest { count: home.len() }),
         (None, Some(moved)) => Err(PlacementError::Guest { count: moved.from.len() }),
@@ -496,7 +504,7 @@ fn check(devices: &[PlacedDevice]) -> Result<(), PlacementError> {
     Ok(())
 }
 
-fn wire_device((device, spot): (&PlacedDevice, Option<&Spot>)) -> WireDevice {
+fn wire_device(device: &PlacedDevice, spot: Option<&Spot>) -> WireDevice {
     WireDevice {
         mig: spot.map(wire_spot),
         id: device.id.as_str().to_owned(),
@@ -511,17 +519,18 @@ fn wire_spot(spot: &Spot) -> WireSpot {
 }
 
 fn placed_device(wire: &WireDevice) -> Result<PlacedDevice, PlacementError> {
-    let id =
-        DeviceId::new(&wire.id).map_err(|_| PlacementError::DeviceId { id: shown(&wire.id) })?;
     let demand =
         Demand { memory: MemMib::new(wire.mib), share: Share::from_millionths(wire.share) };
-    Ok(PlacedDevice { id, demand })
+    Ok(PlacedDevice { id: device_id(&wire.id)?, demand })
+}
+
+fn device_id(text: &str) -> Result<DeviceId, PlacementError> {
+    DeviceId::new(text).map_err(|_| PlacementError::DeviceId { id: shown(text) })
 }
 
 /// Where a MIG instance lies that gpupack made.
 fn spot(wire: WireSpot) -> Result<Spot, PlacementError> {
-    let gpu =
-        DeviceId::new(&wire.gpu).map_err(|_| PlacementError::DeviceId { id: shown(&wire.gpu) })?;
+    let gpu = device_id(&wire.gpu)?;
     let WireSpot { profile, start, .. } = wire;
     if profile.is_empty() || profile.len() > MAX_PROFILE_BYTES || start >= MAX_UNITS {
         return Err(PlacementError::Spot { profile: shown(&profile), start });

@@ -107,9 +107,9 @@ impl<'a> Decimal<'a> {
     /// `12`, `1.5`, `.5` or `5.`; `None` for anything else.
     fn parse(text: &'a str) -> Option<Self> {
         let (whole, decimals) = text.split_once('.').unwrap_or((text, ""));
-        let digits = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
-        let some = !whole.is_empty() || !decimals.is_empty();
-        (some && digits(whole) && digits(decimals)).then_some(Self { whole, decimals })
+        let has_digits = whole.bytes().chain(decimals.bytes()).all(|byte| byte.is_ascii_digit());
+        let is_empty = whole.is_empty() && decimals.is_empty();
+        (has_digits && !is_empty).then_some(Self { whole, decimals })
     }
 
     /// The number as `mantissa / 10^scale`; `None` if more than 30 digits count.

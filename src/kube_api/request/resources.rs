@@ -58,7 +58,7 @@ pub(crate) fn short_marker(
 ) -> Option<ShortMarker> {
     let all = markers(request, prices).zip(written);
     let mut all = all.map(|((marker, needed), has)| ShortMarker { marker, has, needed });
-    all.find(|it| it.has < it.needed)
+    all.find(|marker| marker.has < marker.needed)
 }
 
 /// The markers of a pod, as written. A quota counts those of all containers; no sound pod has them
@@ -120,8 +120,11 @@ pub(crate) fn is_served(resource: &str) -> bool {
 }
 
 /// The container, of its resources only those that are ours.
-pub(crate) fn only(ask: &ContainerRequest, is_ours: impl Fn(&str) -> bool) -> ContainerRequest {
-    let mut only = ask.clone();
+pub(crate) fn only(
+    container: &ContainerRequest,
+    is_ours: impl Fn(&str) -> bool,
+) -> ContainerRequest {
+    let mut only = container.clone();
     only.resources.retain(|resource, _| is_ours(resource));
     only
 }
@@ -157,8 +160,10 @@ fn count_of(
 
 /// Refuses a name longer than any that exists, because the ledger keeps it with the request.
 pub(crate) fn not_longer(what: &'static str, name: &str, most: usize) -> Result<(), RequestError> {
-    let long = || RequestError::LongName { what, value: shown(name), most };
-    if name.len() <= most { Ok(()) } else { Err(long()) }
+    match name.len() <= most {
+        true => Ok(()),
+        false => Err(RequestError::LongName { what, value: shown(name), most }),
+    }
 }
 
 fn several(first: &ResourceRequest<'_>, other: &ResourceRequest<'_>) -> RequestError {

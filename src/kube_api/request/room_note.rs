@@ -29,7 +29,7 @@ pub struct RoomNote {
 }
 
 #[derive(Deserialize)]
-struct Written {
+struct RoomNoteFields {
     v: u64,
     node: String,
     victims: Bounded<String, MOST_VICTIMS>,
@@ -39,7 +39,7 @@ impl RoomNote {
     /// Reads a value; `None` if it is not one of this version.
     pub fn read(value: &str) -> Option<Self> {
         let fits = value.len() <= MOST_BYTES;
-        let written: Written = fits.then(|| serde_json::from_str(value).ok())??;
+        let written: RoomNoteFields = fits.then(|| serde_json::from_str(value).ok())??;
         let victims = written.victims.0.into_iter().map(PodUid::new).collect();
         (written.v == VERSION).then(|| Self { node: NodeName::new(written.node), victims })
     }

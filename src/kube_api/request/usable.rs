@@ -61,15 +61,15 @@ pub fn check_use(
     if let Some(allowed) = &access.isolation
         && !allowed.contains(&request.isolation)
     {
-        let allowed = one_of(allowed.iter().map(|it| it.name()), NOTHING);
-        let what = ("isolation", request.isolation.name());
-        return Err(not_allowed(namespace, what, ISOLATION, allowed));
+        let allowed = one_of(allowed.iter().map(|isolation| isolation.name()), NOTHING);
+        let isolation = request.isolation.name();
+        return Err(not_allowed(namespace, "isolation", isolation, ISOLATION, allowed));
     }
     if let (Some(allowed), Some(policy)) = (&access.policies, request.policy)
         && !allowed.contains(&policy)
     {
-        let allowed = one_of(allowed.iter().map(|it| it.name()), "nothing: leave it out");
-        return Err(not_allowed(namespace, ("policy", policy.name()), POLICY, allowed));
+        let allowed = one_of(allowed.iter().map(|policy| policy.name()), "nothing: leave it out");
+        return Err(not_allowed(namespace, "policy", policy.name(), POLICY, allowed));
     }
     Ok(())
 }
@@ -89,12 +89,10 @@ pub fn check_class(
     let may = one_of(allowed.iter().map(String::as_str), "nothing: leave it out");
     match class {
         Some(class) if !allowed.contains(&class.name) => {
-            let what = ("workload class", class.name.as_str());
-            Err(not_allowed(namespace, what, WORKLOAD, may))
+            Err(not_allowed(namespace, "workload class", &class.name, WORKLOAD, may))
         }
         None if priority > 0 => {
-            let what = ("priority", &*priority.to_string());
-            Err(not_allowed(namespace, what, WORKLOAD, may))
+            Err(not_allowed(namespace, "priority", &priority.to_string(), WORKLOAD, may))
         }
         Some(_) | None => Ok(()),
     }
@@ -102,7 +100,8 @@ pub fn check_class(
 
 fn not_allowed(
     namespace: &str,
-    (what, value): (&'static str, &str),
+    what: &'static str,
+    value: &str,
     key: &'static str,
     allowed: String,
 ) -> RequestError {

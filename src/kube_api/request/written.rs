@@ -20,7 +20,7 @@ static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 /// The annotations of a pod that only gpupack writes, except those of waiting pods. Equal if all are
 /// equal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Written {
+pub struct WrittenAnnotations {
     /// Digest of all keys and values; zero without any.
     mark: u64,
     /// What does not follow from the placement: limits, which follow from the configuration at the
@@ -28,7 +28,7 @@ pub struct Written {
     kept: Box<[(Box<str>, Box<str>)]>,
 }
 
-impl Written {
+impl WrittenAnnotations {
     /// Reads the annotations of a pod.
     pub fn of(annotations: &BTreeMap<String, String>) -> Self {
         let ours: Vec<(&String, &String)> =
@@ -36,14 +36,12 @@ impl Written {
         if ours.is_empty() {
             return Self::default();
         }
-        let is_kept = |(key, value): &&(&String, &String)| match key.as_str() {
-            DEVICES | UUIDS | MEMORY_MIB => false,
-            PLACEMENT => has_unknown_fields(value),
-            _ => value.len() <= LONGEST_KEPT,
-        };
+
         // The placement first: others may have written many keys that sort before it.
-        let (placement, others): (Vec<_>, Vec<_>) =
-            ours.iter().filter(is_kept).partition(|(key, _)| key.as_str() == PLACEMENT);
+        let (placement, others): (Vec<_>, Vec<_>) = ours
+            .iter()
+            .filter(|(key, value)| is_kept(key, value))
+            .partition(|(key, _)| key.as_str() == PLACEMENT);
         let kept = placement.into_iter().chain(others).take(MOST_KEPT);
         let kept = kept.map(|(key, value)| (key.as_str().into(), value.as_str().into())).collect();
         Self { mark: HASHER.hash_one(&ours), kept }
@@ -77,6 +75,15 @@ pub fn patch_to(
     unknown.chain(ours).collect()
 }
 
+/// Whether an annotation does not follow from the placement.
+fn is_kept(key: &str, value: &str) -> bool {
+    match key {
+        DEVICES | UUIDS | MEMORY_MIB => false,
+        PLACEMENT => has_unknown_fields(value),
+        _ => value.len() <= LONGEST_KEPT,
+    }
+}
+
 fn is_owned(key: &str) -> bool {
     key.starts_with(PLACED_PREFIX) && !is_of_waiting_pods(key)
 }
@@ -95,7 +102,7 @@ mod tests {
     #[test]
     fn every_gpupack_key_counts_except_the_fence() {
         let ours = all(&[("placed.gpupack.dev/uuids", "GPU-a"), (DRIVER_MEMORY, "4096")]);
-        let written = Written::of(&ours);
+        let written = WrittenAnnotations::of(&ours);
         for (key, value, is_same) in [
             ("placed.gpupack.dev/uuids", "GPU-b", false),
             (DRIVER_MEMORY, "8192", false),
@@ -108,10 +115,10 @@ mod tests {
         ] {
             let mut edited = ours.clone();
             edited.insert(key.to_owned(), value.to_owned());
-            assert_eq!(Written::of(&edited) == written, is_same, "{key}");
+            assert_eq!(WrittenAnnotations::of(&edited) == written, is_same, "{key}");
         }
-        assert_ne!(Written::of(&all(&[(DRIVER_MEMORY, "4096")])), written);
-        assert_eq!(Written::of(&all(&[(FENCE, "1")])), Written::default());
+        assert_ne!(WrittenAnnotations::of(&all(&[(DRIVER_MEMORY, "4096")])), written);
+        assert_eq!(WrittenAnnotations::of(&all(&[(FENCE, "1")])), WrittenAnnotations::default());
     }
 
     #[test]
@@ -130,15 +137,15 @@ mod tests {
             (vec![(PLACEMENT, &*more), (newer, "{}")], vec![(PLACEMENT, &*more), (newer, "{}")]),
             (vec![(PLACEMENT, &*deeper)], vec![(PLACEMENT, &*deeper)]),
         ] {
-            let written = Written::of(&all(&there));
+            let written = WrittenAnnotations::of(&all(&there));
             assert_eq!(written.kept().collect::<BTreeMap<_, _>>(), all(&kept), "{there:?}");
         }
         let many: Vec<String> = (0..20).map(|at| format!("{newer}-{at}")).collect();
         let many: Vec<_> = many.iter().map(|key| (key.as_str(), "")).collect();
-        assert_eq!(Written::of(&all(&many)).kept().count(), MOST_KEPT);
+        assert_eq!(WrittenAnnotations::of(&all(&many)).kept().count(), MOST_KEPT);
         let before: Vec<String> = (0..20).map(|at| format!("{PLACED_PREFIX}a{at}")).collect();
         let before = before.iter().map(|key| (key.as_str(), "")).chain([(PLACEMENT, &*more)]);
-        let written = Written::of(&all(&before.collect::<Vec<_>>()));
+        let written = WrittenAnnotations::of(&all(&before.collect::<Vec<_>>()));
         assert!(written.kept().any(|(key, _)| key == PLACEMENT), "{written:?}");
     }
 

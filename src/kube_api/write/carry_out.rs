@@ -14,7 +14,6 @@ use crate::connection::date_of;
 use runtime::certificates::ServerProof;
 use runtime::http_client::HttpClient;
 use runtime::step::outside::{Action, ApiAnswer, Lost, Outside, StepEvent};
-use wire::units::Timestamp;
 
 /// Runs the tasks of `outside` until it is dropped. Without a client calls have no answer. With `proof`
 /// other replicas prove who they are.
@@ -25,7 +24,11 @@ pub async fn run(outside: Outside, client: Option<Client>, proof: Option<ServerP
     let _stopped = Stopped(outside.clone());
     // Its connections are kept: each Binding waits for an answer.
     let replicas = HttpClient::with(proof, REPLICA_ANSWERS_WITHIN, LONGEST_REPLICA_ANSWER);
-    tokio::task::unconstrained(steps(outside, (client, Arc::new(replicas)))).await;
+    tokio::task::unconstrained(steps(
+        outside,
+        Receivers { api_server: client, replicas: Arc::new(replicas) },
+    ))
+    .await;
 }
 
 /// Drops the tasks when nothing runs them any more: they own the extender that owns them.
@@ -37,10 +40,14 @@ impl Drop for Stopped {
     }
 }
 
-/// The API server, if there is one, and the other replicas.
-type Others = (Option<Client>, Arc<HttpClient>);
+/// Whom requests go to.
+#[derive(Clone)]
+struct Receivers {
+    api_server: Option<Client>,
+    replicas: Arc<HttpClient>,
+}
 
-async fn steps(outside: Outside, others: Others) {
+async fn steps(outside: Outside, receivers: Receivers) {
     let (sender, mut answers) = mpsc::unbounded_channel();
     let clock = outside.clock();
     let mut event = StepEvent::Changed;
@@ -49,9 +56,9 @@ async fn steps(outside: Outside, others: Others) {
             match action {
                 Action::Work(work) => drop(tokio::task::spawn_blocking(work)),
                 Action::Call { id, request, within } => {
-                    let (others, sender) = (others.clone(), sender.clone());
+                    let (receivers, sender) = (receivers.clone(), sender.clone());
                     tokio::spawn(async move {
-                        let answer = AssertUnwindSafe(exchange(others, *request, within));
+                        let answer = AssertUnwindSafe(exchange(receivers, *request, within));
                         let answer = answer.catch_unwind().await.unwrap_or_else(|_| {
                             Err(Lost::Transport { fault: "a bug in the client".to_owned() })
                         });
@@ -61,8 +68,9 @@ async fn steps(outside: Outside, others: Others) {
             }
         }
         // Times are to the millisecond: it may be a part of one early.
-        let rest = |due: Timestamp| due.since(clock.now()) + Duration::from_millis(1);
-        let rest = outside.due().map_or(Duration::MAX, rest);
+        let rest = outside
+            .due()
+            .map_or(Duration::MAX, |due| due.since(clock.now()) + Duration::from_millis(1));
         event = tokio::select! {
             Some(answered) = answers.recv() => answered,
             () = outside.rung() => StepEvent::Changed,
@@ -90,14 +98,14 @@ async fn exchange_with_replica(
 }
 
 async fn exchange(
-    (client, replicas): Others,
+    receivers: Receivers,
     request: hyper::Request<Vec<u8>>,
     within: Duration,
 ) -> Result<ApiAnswer, Lost> {
     if request.uri().authority().is_some() {
-        return exchange_with_replica(&replicas, request, within).await;
+        return exchange_with_replica(&receivers.replicas, request, within).await;
     }
-    let client = client.ok_or(Lost::Timeout)?;
+    let client = receivers.api_server.ok_or(Lost::Timeout)?;
     let (mut status, mut date) = (None, None);
     let exchange = async {
         let response = client.send(request.map(Body::from)).await?;

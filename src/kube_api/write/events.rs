@@ -201,7 +201,7 @@ struct Counters {
 #[derive(Clone)]
 pub struct NoticeSender {
     queue: mpsc::Sender<(Notice, Timestamp)>,
-    reported: Arc<Mutex<BTreeMap<(PodUid, NoticeReason), Timestamp>>>,
+    sent: Arc<Mutex<BTreeMap<(PodUid, NoticeReason), Timestamp>>>,
     counters: Arc<Counters>,
 }
 
@@ -210,14 +210,14 @@ impl NoticeSender {
     #[doc(hidden)] // for tests of what writes no event
     pub fn unread() -> Self {
         let (queue, _) = mpsc::channel(1);
-        Self { queue, reported: Arc::default(), counters: Arc::default() }
+        Self { queue, sent: Arc::default(), counters: Arc::default() }
     }
 
     /// Queues a notice, unless it is muted or the queue is full.
     pub fn offer(&self, notice: Notice, now: Timestamp) {
-        let mut reported = self.reported.lock();
+        let mut sent = self.sent.lock();
         let key = (notice.uid.clone(), notice.reason);
-        if reported.get(&key).is_some_and(|at| now.since(*at) < MUTE) {
+        if sent.get(&key).is_some_and(|at| now.since(*at) < MUTE) {
             self.counters.muted.fetch_add(1, Ordering::Relaxed);
             return;
         }
@@ -225,34 +225,34 @@ impl NoticeSender {
             self.counters.dropped.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        if reported.len() >= MAX_REMEMBERED {
-            reported.retain(|_, at| now.since(*at) < MUTE);
+        if sent.len() >= MAX_REMEMBERED {
+            sent.retain(|_, at| now.since(*at) < MUTE);
         }
-        if reported.len() >= MAX_REMEMBERED {
-            reported.clear();
+        if sent.len() >= MAX_REMEMBERED {
+            sent.clear();
         }
-        reported.insert(key, now);
+        sent.insert(key, now);
     }
 
     /// Whether the same notice was sent within the last minute, so that `offer` would drop it.
     pub fn is_muted(&self, uid: &PodUid, reason: NoticeReason, now: Timestamp) -> bool {
-        let reported = self.reported.lock();
-        reported.get(&(uid.clone(), reason)).is_some_and(|at| now.since(*at) < MUTE)
+        let sent = self.sent.lock();
+        sent.get(&(uid.clone(), reason)).is_some_and(|at| now.since(*at) < MUTE)
     }
 
     /// The number of notices that are kept for muting, at most 16,384.
     pub fn remembered(&self) -> usize {
-        self.reported.lock().len()
+        self.sent.lock().len()
     }
 
     /// The counts so far.
     pub fn counts(&self) -> NoticeCounts {
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Counters { written, muted, dropped, failed } = &*self.counters;
         NoticeCounts {
-            written: read(&self.counters.written),
-            muted: read(&self.counters.muted),
-            dropped: read(&self.counters.dropped),
-            failed: read(&self.counters.failed),
+            written: written.load(Ordering::Relaxed),
+            muted: muted.load(Ordering::Relaxed),
+            dropped: dropped.load(Ordering::Relaxed),
+            failed: failed.load(Ordering::Relaxed),
         }
     }
 }
@@ -269,10 +269,10 @@ pub struct NoticeWriter {
 struct Recorders {
     client: Client,
     reporter: Reporter,
-    written: BTreeMap<(PodUid, NoticeReason), Written>,
+    written: BTreeMap<(PodUid, NoticeReason), WrittenEvent>,
 }
 
-struct Written {
+struct WrittenEvent {
     note: String,
     recorder: Recorder,
     last: Timestamp,
@@ -294,7 +294,7 @@ pub fn notices(
         timeout,
         counters: Arc::clone(&counters),
     };
-    (NoticeSender { queue: sender, reported: Arc::default(), counters }, writer)
+    (NoticeSender { queue: sender, sent: Arc::default(), counters }, writer)
 }
 
 impl NoticeWriter {
@@ -348,7 +348,8 @@ impl Recorders {
             let oldest = oldest.map(|(key, _)| key.clone());
             oldest.and_then(|oldest| self.written.remove(&oldest));
         }
-        let written = Written { note: notice.note.clone(), recorder: recorder.clone(), last: now };
+        let written =
+            WrittenEvent { note: notice.note.clone(), recorder: recorder.clone(), last: now };
         self.written.insert(key, written);
         recorder
     }

@@ -29,7 +29,7 @@ pub enum EvictOutcome {
 
 /// Whether an eviction is only tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Run {
+pub enum EvictionRun {
     /// The API server answers as it would, and does nothing.
     Dry,
     Real,
@@ -37,7 +37,7 @@ pub enum Run {
 
 impl ApiWriter {
     /// Requests an eviction once, with the pod's own grace period.
-    pub async fn evict(&self, key: &PodKey, uid: &PodUid, run: Run) -> EvictOutcome {
+    pub async fn evict(&self, key: &PodKey, uid: &PodUid, run: EvictionRun) -> EvictOutcome {
         let reply = match self.write(eviction_request(key, uid, run)).await {
             Ok(reply) => reply,
             Err(cause) => return EvictOutcome::Undecided { cause },
@@ -57,7 +57,7 @@ impl ApiWriter {
 fn eviction_request(
     key: &PodKey,
     uid: &PodUid,
-    run: Run,
+    run: EvictionRun,
 ) -> Result<hyper::Request<Vec<u8>>, kube::core::request::Error> {
     let preconditions = Preconditions { uid: Some(uid.to_string()), ..Preconditions::default() };
     let eviction = Eviction {
@@ -68,7 +68,7 @@ fn eviction_request(
         },
         delete_options: Some(DeleteOptions {
             preconditions: Some(preconditions),
-            dry_run: (run == Run::Dry).then(|| vec!["All".to_owned()]),
+            dry_run: (run == EvictionRun::Dry).then(|| vec!["All".to_owned()]),
             ..DeleteOptions::default()
         }),
     };

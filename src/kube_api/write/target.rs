@@ -128,12 +128,13 @@ impl BindTarget {
     /// # Errors
     /// [`TargetError::Name`], [`TargetError::Missing`].
     pub fn without_gpu(pod: &SeenPod, node: &NodeName) -> Result<Self, TargetError> {
-        let known = |field, value: &str| match value.is_empty() {
-            true => Err(TargetError::Missing { field }),
-            false => Ok(()),
-        };
-        known("metadata.uid", pod.pod.uid.as_str())?;
-        known("metadata.resourceVersion", &pod.resource_version)?;
+        let needed = [
+            ("metadata.uid", pod.pod.uid.as_str()),
+            ("metadata.resourceVersion", &pod.resource_version),
+        ];
+        if let Some((field, _)) = needed.into_iter().find(|(_, value)| value.is_empty()) {
+            return Err(TargetError::Missing { field });
+        }
         checked_name("node", node.as_str())?;
         Ok(Self {
             key: PodKey::new(&pod.namespace, &pod.name)?,
@@ -200,14 +201,15 @@ pub(crate) enum Trace {
 
 /// A DNS subdomain: the form of names of namespaces, pods and nodes. Only these go into a URL.
 fn checked_name(kind: &'static str, name: &str) -> Result<String, TargetError> {
-    let legal = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.');
-    let labels =
-        || name.split('.').all(|l| !l.is_empty() && !l.starts_with('-') && !l.ends_with('-'));
-    if name.len() <= 253 && name.bytes().all(legal) && labels() {
-        Ok(name.to_owned())
-    } else {
-        Err(TargetError::Name { kind, name: shown(name) })
+    match name.len() <= 253 && name.split('.').all(is_dns_label) {
+        true => Ok(name.to_owned()),
+        false => Err(TargetError::Name { kind, name: shown(name) }),
     }
+}
+
+fn is_dns_label(text: &str) -> bool {
+    let is_framed = !text.is_empty() && !text.starts_with('-') && !text.ends_with('-');
+    is_framed && text.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-'))
 }
 
 #[cfg(test)]

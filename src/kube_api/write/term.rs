@@ -14,10 +14,10 @@ use wire::units::Timestamp;
 /// Each write is checked against it. A process that is frozen between that check and its write may
 /// still write later: the versions that a successor fences make such a write fail.
 #[derive(Clone, Debug)]
-pub struct Term(Arc<Inner>);
+pub struct Term(Arc<TermState>);
 
 #[derive(Debug)]
-struct Inner {
+struct TermState {
     clock: Clock,
     /// Separates processes whose terms have the same number.
     random: u64,
@@ -30,7 +30,7 @@ impl Term {
     /// A process that does not lead yet. `random` separates it from others.
     pub fn none(clock: Clock, random: u64) -> Self {
         let (writer, ends) = (OnceLock::new(), AtomicU64::new(0));
-        Self(Arc::new(Inner { clock, random, writer, ends }))
+        Self(Arc::new(TermState { clock, random, writer, ends }))
     }
 
     /// A process without other replicas: it leads from its start, until it ends.

@@ -16,7 +16,7 @@ use crate::write::writer::{ApiWriter, cause_of, object_of};
 
 /// What became of a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Written {
+pub enum KeptWrite {
     Done,
     /// The object has changed since it was read, or is gone. Nothing was written.
     Changed,
@@ -25,7 +25,7 @@ pub enum Written {
 }
 
 /// An object that has certificates, or names a CA.
-pub trait Kept: Serialize + DeserializeOwned {
+pub trait KeptObject: Serialize + DeserializeOwned {
     /// The path of its kind, in a namespace if it is in one.
     fn path(namespace: &str) -> String;
     /// Name, version and the like.
@@ -34,7 +34,7 @@ pub trait Kept: Serialize + DeserializeOwned {
 
 macro_rules! kept {
     ($kind:ty, $path:expr) => {
-        impl Kept for $kind {
+        impl KeptObject for $kind {
             fn path(namespace: &str) -> String {
                 $path.replace("{}", namespace)
             }
@@ -67,7 +67,7 @@ impl ApiWriter {
     ///
     /// # Errors
     /// [`Cause`] if it cannot be read.
-    pub async fn read_kept<T: Kept>(
+    pub async fn read_kept<T: KeptObject>(
         &self,
         namespace: &str,
         name: &str,
@@ -83,7 +83,7 @@ impl ApiWriter {
     }
 
     /// Replaces an object, if it is still in the version that it has here.
-    pub async fn replace_kept<T: Kept>(&self, object: &T) -> Written {
+    pub async fn replace_kept<T: KeptObject>(&self, object: &T) -> KeptWrite {
         let request = request_of(object).and_then(|(request, name)| {
             let body =
                 serde_json::to_vec(object).map_err(kube::core::request::Error::SerializeBody)?;
@@ -93,7 +93,12 @@ impl ApiWriter {
     }
 
     /// Changes fields of an object, if it is still in the version that it has here.
-    pub async fn patch_kept<T: Kept>(&self, object: &T, fields: Value, merge: Merge) -> Written {
+    pub async fn patch_kept<T: KeptObject>(
+        &self,
+        object: &T,
+        fields: Value,
+        merge: Merge,
+    ) -> KeptWrite {
         let mut fields = fields;
         fields["metadata"]["resourceVersion"] = object.metadata().resource_version.clone().into();
         let patch = match merge {
@@ -108,14 +113,14 @@ impl ApiWriter {
     async fn write_kept(
         &self,
         request: Result<Request<Vec<u8>>, kube::core::request::Error>,
-    ) -> Written {
+    ) -> KeptWrite {
         match self.write(request).await {
             Ok(answer) => match answer.status {
-                200..=299 => Written::Done,
-                404 | 409 => Written::Changed,
-                _ => Written::Failed(cause_of(&answer)),
+                200..=299 => KeptWrite::Done,
+                404 | 409 => KeptWrite::Changed,
+                _ => KeptWrite::Failed(cause_of(&answer)),
             },
-            Err(cause) => Written::Failed(cause),
+            Err(cause) => KeptWrite::Failed(cause),
         }
     }
 }
@@ -123,7 +128,7 @@ impl ApiWriter {
 type Addressed<'a> = Result<(kube::core::Request, &'a str), kube::core::request::Error>;
 
 /// Where an object is. One without a version is not written: it would overwrite what others wrote.
-fn request_of<T: Kept>(object: &T) -> Addressed<'_> {
+fn request_of<T: KeptObject>(object: &T) -> Addressed<'_> {
     let ObjectMeta { name, namespace, resource_version, .. } = object.metadata();
     let is_read = resource_version.as_ref().is_some_and(|version| !version.is_empty());
     match name.as_deref().filter(|_| is_read) {

@@ -18,6 +18,7 @@ use kube::api::{GetParams, ListParams, Patch, PatchParams, PostParams};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use crate::pod::gpu_container::CpuAmounts;
 use crate::pod::seen_pod::SeenPod;
 use crate::request::placement::{FENCE, FenceWriter, HOLD};
 use crate::write::outcome::{BindOutcome, Cause, Fenced, PatchOutcome, Settled};
@@ -148,7 +149,8 @@ impl ApiWriter {
         &self,
         key: &PodKey,
         uid: &PodUid,
-        (resource_version, fenced_by): (&str, Option<FenceWriter>),
+        resource_version: &str,
+        fenced_by: Option<FenceWriter>,
         annotations: &BTreeMap<String, Option<String>>,
     ) -> PatchOutcome {
         let mut annotations = annotations.clone();
@@ -158,19 +160,19 @@ impl ApiWriter {
         self.annotate(key, uid, Some(resource_version), json!(annotations)).await
     }
 
-    /// Changes CPU request and limit of a container in place, in thousandths, on the pod in this
-    /// version. Kubelet restarts the container for that, if its `resizePolicy` says so.
+    /// Changes CPU request and limit of a container in place, on the pod in this version. Kubelet restarts the container for that, if its `resizePolicy` says so.
     pub async fn resize(
         &self,
         key: &PodKey,
         uid: &PodUid,
         resource_version: &str,
-        (container, cpu): (&str, (u64, Option<u64>)),
+        container: &str,
+        cpu: CpuAmounts,
     ) -> PatchOutcome {
-        let amount = |milli: u64| format!("{milli}m");
-        let mut resources = json!({"requests": {"cpu": amount(cpu.0)}});
-        if let Some(limit) = cpu.1 {
-            resources["limits"] = json!({"cpu": amount(limit)});
+        let CpuAmounts { request_milli, limit_milli } = cpu;
+        let mut resources = json!({"requests": {"cpu": format!("{request_milli}m")}});
+        if let Some(limit_milli) = limit_milli {
+            resources["limits"] = json!({"cpu": format!("{limit_milli}m")});
         }
         let patch = json!({
             "metadata": {"uid": uid.as_str(), "resourceVersion": resource_version},
@@ -192,8 +194,8 @@ impl ApiWriter {
             return Err(cause_of(&reply));
         }
         let labeled = object_of::<List<Pod>>(&reply)?.items.into_iter().map(|pod| pod.metadata);
-        let is_own = |pod: &ObjectMeta| pod.name.as_deref() == Some(own.name());
-        let (known, others): (Vec<_>, Vec<_>) = labeled.partition(is_own);
+        let (known, others): (Vec<_>, Vec<_>) =
+            labeled.partition(|pod| pod.name.as_deref() == Some(own.name()));
         let labels = known.first().and_then(|pod| pod.labels.as_ref());
         // The new one first: without an endpoint, no connection could be made.
         if labels.and_then(|labels| labels.get(LEADER)).is_none_or(|value| value != "true") {

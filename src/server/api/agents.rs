@@ -15,8 +15,8 @@ use control::metrics::labels::ReportResult;
 use control::shared::app::App;
 use control::shared::log_limit::LogLimit;
 use engine::model::node_state::NodeReporting;
-use kube_api::identity::review::TokenRefusal;
-use kube_api::identity::token::{AgentPod, AgentTokens};
+use kube_api::identity::agent_tokens::{AgentPod, AgentTokens};
+use kube_api::identity::known_tokens::TokenRefusal;
 
 /// Limits how often refused agents are logged.
 static LOGGED: LogLimit = LogLimit::new();
@@ -69,8 +69,13 @@ impl AgentAccess {
         Self { app, tokens, pods: DashMap::new() }
     }
 
-    async fn check(&self, sent: (Option<&str>, IpAddr), node: &str) -> Result<(), AgentRefusal> {
-        let pod = self.tokens.agent(sent).await?;
+    async fn check(
+        &self,
+        authorization: Option<&str>,
+        address: IpAddr,
+        node: &str,
+    ) -> Result<(), AgentRefusal> {
+        let pod = self.tokens.agent(authorization, address).await?;
         if pod.node != node {
             let (runs_on, node) = (pod.node.clone(), node.to_owned());
             return Err(AgentRefusal::OtherNode { runs_on, node });
@@ -95,8 +100,8 @@ impl AgentAccess {
     fn is_heard_of(&self, node: &str) -> bool {
         let (now, stale_after) = (self.app.clock.now(), self.app.config.stale_after);
         let node_state = self.app.ledger.node(node);
-        node_state.is_some_and(|it| {
-            it.state() == NodeReporting::Reporting && !it.is_stale(stale_after, now)
+        node_state.is_some_and(|node_state| {
+            node_state.state() == NodeReporting::Reporting && !node_state.is_stale(stale_after, now)
         })
     }
 }
@@ -111,7 +116,7 @@ pub(crate) async fn prove(
 ) -> Response {
     let authorization = request.headers().get(header::AUTHORIZATION);
     let authorization = authorization.and_then(|value| value.to_str().ok());
-    match access.check((authorization, address), &node).await {
+    match access.check(authorization, address, &node).await {
         Ok(()) => next.run(request).await,
         Err(error) => {
             let app = &access.app;

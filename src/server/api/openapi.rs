@@ -79,9 +79,10 @@ impl Modify for SharedRefusals {
                 let has_body = operation.request_body.is_some();
                 let of_bodies = OF_BODIES.into_iter().filter(|_| has_body);
                 for (status, name, _) in OF_ALL.into_iter().chain(of_bodies) {
-                    let shared = || Ref::from_response_name(name).into();
                     let responses = &mut operation.responses.responses;
-                    responses.entry(status.to_owned()).or_insert_with(shared);
+                    responses
+                        .entry(status.to_owned())
+                        .or_insert_with(|| Ref::from_response_name(name).into());
                 }
             }
         }

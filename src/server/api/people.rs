@@ -21,8 +21,8 @@ use crate::page::service::look;
 use crate::views::viewer::{Viewer, namespaces};
 use control::shared::app::App;
 use kube_api::identity::front_proxy::FrontProxy;
+use kube_api::identity::known_tokens::TokenRefusal;
 use kube_api::identity::people::{People, Person, Right};
-use kube_api::identity::review::TokenRefusal;
 use wire::units::Timestamp;
 
 /// How long the list of namespaces is used.
@@ -82,12 +82,21 @@ impl PeopleAccess {
         let headers = &parts.headers;
         if let Some(PeerProof { chain, .. }) = parts.extensions.get() {
             let front_proxy = self.front_proxy.borrow().clone();
-            let front_proxy = front_proxy.filter(|front_proxy| front_proxy.is_it(chain));
-            if let Some(person) = front_proxy.and_then(|it| it.person(headers)) {
+            let front_proxy = front_proxy.filter(|front_proxy| front_proxy.is_api_server(chain));
+            if let Some(person) = front_proxy.and_then(|front_proxy| front_proxy.person(headers)) {
                 return Ok(Arc::new(person));
             }
         }
-        self.people.sender(sent(parts)).await
+        self.sender(parts).await
+    }
+
+    /// Who sends the token of a call.
+    async fn sender(&self, parts: &Parts) -> Result<Arc<Person>, TokenRefusal> {
+        let header = parts.headers.get(header::AUTHORIZATION);
+        let authorization = header.and_then(|value| value.to_str().ok());
+        let address = parts.extensions.get().map(|PeerAddress(address)| *address);
+        let address = address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+        self.people.sender(authorization, address).await
     }
 
     async fn must(
@@ -108,8 +117,9 @@ impl PeopleAccess {
             return Ok(Viewer::All);
         }
         let all = self.namespaces().await?;
-        let asked: Vec<_> = all.iter().map(|it| self.seen(person, it.clone())).collect();
-        let mut answers = futures::stream::iter(asked).buffer_unordered(ASKED_AT_ONCE);
+        let questions: Vec<_> =
+            all.iter().map(|namespace| self.seen(person, namespace.clone())).collect();
+        let mut answers = futures::stream::iter(questions).buffer_unordered(ASKED_AT_ONCE);
         let mut seen = BTreeSet::new();
         while let Some(answer) = answers.next().await {
             seen.extend(answer?);
@@ -150,7 +160,7 @@ impl PeopleAccess {
     }
 
     async fn admit_scrape(&self, parts: &Parts) -> Result<(), PersonRefusal> {
-        let person = self.people.sender(sent(parts)).await?;
+        let person = self.sender(parts).await?;
         let (right, what) = if parts.method == Method::PUT {
             let what = "set the log level: grant `put` on the non-resource URL /v1/log-level";
             (Right::Path("put", "/v1/log-level"), what)
@@ -160,13 +170,6 @@ impl PeopleAccess {
         };
         self.must(&person, right, what).await
     }
-}
-
-/// The header with a token, and the address that sends it.
-fn sent(parts: &Parts) -> (Option<&str>, IpAddr) {
-    let header = parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let address = parts.extensions.get().map(|PeerAddress(address)| *address);
-    (header, address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)))
 }
 
 /// Passes a query on, with what its sender may see.

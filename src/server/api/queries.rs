@@ -55,12 +55,11 @@ pub(crate) async fn state(
             Ok(permit) => permit,
             Err(refused) => return refused,
         };
-        let work = move |app: &App| {
+        let found = look(&service.app, move |app| {
             let _turn = turn;
             inspect::state(app, &viewer)
-        };
-        let found = look(&service.app, work).await;
-        return found.map_or_else(|refused| refused, |found| json(StatusCode::OK, found));
+        });
+        return found.await.map_or_else(|refused| refused, |found| json(StatusCode::OK, found));
     };
     if name.len() > LONGEST_NAME {
         return too_long("node", LONGEST_NAME);
@@ -171,16 +170,17 @@ pub(crate) async fn explain(
     Extension(viewer): Extension<Viewer>,
     ReadQuery(query): ReadQuery<ExplainQuery>,
 ) -> Response {
-    let requested = query.pod.as_deref().and_then(|pod| pod.split_once('/'));
-    let Some((namespace, name)) = requested else {
+    let named = query.pod.as_deref().and_then(|pod| pod.split_once('/'));
+    let Some((namespace, name)) = named else {
         let error = "name the pod: /v1/explain?pod=NAMESPACE/NAME";
         return refusal(StatusCode::BAD_REQUEST, error);
     };
     if namespace.len() > LONGEST_NAMESPACE || name.len() > LONGEST_NAME {
         return too_long("pod", LONGEST_NAMESPACE + 1 + LONGEST_NAME);
     }
-    let (wanted, of) = (namespace.to_owned(), name.to_owned());
-    let explained = look(&service.app, move |app| explain_named(app, &wanted, &of, &viewer));
+    let wanted = (namespace.to_owned(), name.to_owned());
+    let explained =
+        look(&service.app, move |app| explain_named(app, &wanted.0, &wanted.1, &viewer));
     match explained.await {
         Err(refused) => refused,
         Ok(Some(explanation)) => encoded(&explanation),

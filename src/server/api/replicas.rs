@@ -27,11 +27,10 @@ pub(crate) const LONGEST_MESSAGE: usize = 8 << 20;
     (status = 409, description = "This replica does not follow that leader, or has no lists yet.", body = Error),
 ))]
 pub(crate) async fn bindings(State(service): State<Service>, ReadBody(body): ReadBody) -> Response {
-    let take = move |body: &[u8]| {
-        let app = &service.app;
-        answered(body, |message: Message| take_message(app, message))
-    };
-    with_permit(&LARGE_MESSAGES, body, take).await.unwrap_or_else(|refused| refused)
+    let answer = with_permit(&LARGE_MESSAGES, body, move |body| {
+        answered(body, |message: Message| take_message(&service.app, message))
+    });
+    answer.await.unwrap_or_else(|refused| refused)
 }
 
 /// A follower that wants to know the Bindings that may be on their way.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 
-use crate::reports::checked::CheckedReport;
+use crate::reports::checked_report::CheckedReport;
 use crate::reports::reply::allocation;
 use control::metrics::labels::ReportResult;
 use control::shared::app::App;
@@ -26,7 +26,7 @@ use wire::report::bodies::{
     GpuLimits, LimitOrders, MakeInstance, MigOrders, MigPromise, Outcome, PodLimit, Reply,
 };
 use wire::report::limits::MAX_MIG_PROMISES;
-use wire::units::{MemMib, Timestamp};
+use wire::units::Timestamp;
 
 /// How long a pod that is no longer alone on its GPU may still use memory up to its limit: six regular lists of
 /// processes, and the time that Kubernetes gives a pod to end.
@@ -69,14 +69,14 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
                 app.outbox.push(app.ledger.note(node, &report.facts.uses, details, rules, now));
             }
             keep_promises(app, node, report.promises.filter(|_| receipt.is_taken), now);
-            let of = |held: &Vec<_>| held.iter().map(allocation).collect();
+            let allocations = receipt.allocations.as_ref();
             let reply = Reply {
                 api_version: ApiVersion::default(),
                 kind: ReplyKind::default(),
                 session: receipt.session,
                 outcome: if receipt.is_taken { Outcome::Accepted } else { Outcome::Ignored },
                 allocations_version: Some(receipt.allocations_version),
-                allocations: receipt.allocations.as_ref().map(of),
+                allocations: allocations.map(|held| held.iter().map(allocation).collect()),
                 mig_orders: mig_orders(app, node),
                 memory_limits: limit_orders(app, node),
             };
@@ -132,13 +132,16 @@ fn limit_orders(app: &App, node: &str) -> Option<LimitOrders> {
     let gpus = orders.into_iter().map(|OrderedLimits { gpu, number, limits }| GpuLimits {
         gpu: gpu.to_string(),
         number,
-        pods: limits.into_iter().map(pod_limit).collect(),
+        pods: limits
+            .into_iter()
+            .map(|(uid, limit, keeps_more)| PodLimit {
+                pod_uid: uid.to_string(),
+                limit_mib: limit.mib(),
+                keeps_more,
+            })
+            .collect(),
     });
     Some(LimitOrders { term, gpus: gpus.collect() })
-}
-
-fn pod_limit((uid, limit, keeps_more): (PodUid, MemMib, bool)) -> PodLimit {
-    PodLimit { pod_uid: uid.to_string(), limit_mib: limit.mib(), keeps_more }
 }
 
 /// Keeps the places of MIG instances for the pods to which an earlier leader has promised them, if this replica
@@ -146,20 +149,21 @@ fn pod_limit((uid, limit, keeps_more): (PodUid, MemMib, bool)) -> PodLimit {
 fn keep_promises(
     app: &App,
     node: &str,
-    told: Option<(u64, BTreeMap<PodUid, Vec<Spot>>)>,
+    reported: Option<(u64, BTreeMap<PodUid, Vec<Spot>>)>,
     now: Timestamp,
 ) {
     let own = app.acts_in().filter(|_| app.leads() && app.is_fenced());
-    let is_earlier = |term: u64| own.is_some_and(|own| own != term);
-    let Some((_, promises)) = told.filter(|(term, _)| is_earlier(*term)) else { return };
+    let earlier = reported.filter(|(term, _)| own.is_some_and(|own| own != *term));
+    let Some((_, promises)) = earlier else { return };
     for (uid, spots) in &promises {
         let Some(state) = app.waiting.pod(uid) else { continue };
         let query = &state.waiting.query;
         if state.waiting.group.is_none() && app.is_known_to_wait(uid, query) {
             let unbound = app.unbound(uid, now);
-            let may_hold = || app.waiting.may_hold(uid, now, unbound);
             let promised = PromisedSpots { pod: uid, node, spots };
-            let kept = app.ledger.keep_promise(promised, query, now, may_hold);
+            let kept = app
+                .ledger
+                .keep_promise(promised, query, now, || app.waiting.may_hold(uid, now, unbound));
             if let Some(events) = kept {
                 tracing::info!(pod_uid = %uid, node, "the place of a MIG instance that an earlier leader promised is kept");
                 app.outbox.push(events);

@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 use crate::views::devices::instance;
 use crate::views::teams;
 use crate::views::viewer::Viewer;
-use control::metrics::demand::{Queue, TeamFigures};
-use control::metrics::fleet::{Fleet, NodeCounts};
+use control::metrics::demand::{QueueFigures, TeamFigures};
+use control::metrics::fleet::{FleetFigures, NodeCounts};
 use control::metrics::guard::OutsideFigures;
 use control::metrics::mig::{FailedMigOrders, MigFigures};
 use control::metrics::moves::LentFigures;
@@ -19,7 +19,6 @@ use engine::ledger::query::reading::{Lent, Readiness};
 use engine::model::node_state::NodeReporting;
 use engine::scoring::efficiency::Size;
 use engine::usage::samples::UnallocatedUse;
-use wire::api::page::Team;
 use wire::api::state::InstanceState;
 use wire::device::DeviceKind;
 use wire::ids::MigProfile;
@@ -43,10 +42,10 @@ pub(crate) fn text(app: &App) -> Vec<u8> {
     app.metrics.set_failed_mig_orders(failed_mig_orders(app));
     app.metrics.set_overdue_drains(app.ledger.overdue_drains(app.clock.now()));
     app.metrics.set_outside(OutsideFigures { over_limit_pods, excess, untracked });
-    for (mode, counts) in app.ledger.isolation(app.driver_limits()) {
-        app.metrics.set_tenants(mode.name(), counts);
+    for (mode, (configured, verified)) in app.ledger.isolation(app.driver_limits()) {
+        app.metrics.set_tenants(mode.name(), configured, verified);
     }
-    let fleet = Fleet { packing: app.ledger.packing(), kinds: app.ledger.fleet(), nodes };
+    let fleet = FleetFigures { packing: app.ledger.packing(), kinds: app.ledger.fleet(), nodes };
     app.metrics.set_teams(&team_figures(app));
     app.metrics.set_fleet(&fleet, &queue(app));
     app.metrics.text()
@@ -58,7 +57,7 @@ fn failed_mig_orders(app: &App) -> FailedMigOrders {
     app.ledger.look_into_each(|node, details| {
         if node.state() == NodeReporting::Reporting {
             let all = &details.mig_failures;
-            let removals = all.iter().filter(|it| it.removed.is_some()).count();
+            let removals = all.iter().filter(|failure| failure.removed.is_some()).count();
             failed.to_remove += u64::try_from(removals).unwrap_or(0);
             failed.to_make += u64::try_from(all.len() - removals).unwrap_or(0);
         }
@@ -95,15 +94,16 @@ fn mig(app: &App) -> BTreeMap<MigProfile, MigFigures> {
 /// What each team may have and has.
 fn team_figures(app: &App) -> Vec<TeamFigures> {
     let share = Share::from_millionths;
-    let figures = |team: Team| TeamFigures {
+    let teams = teams::teams(app, &Viewer::All).into_iter();
+    let figures = teams.map(|team| TeamFigures {
         guaranteed: share(team.guaranteed_millionths),
         at_most: team.at_most_millionths.map(share),
         used: share(team.used_millionths),
         over_quota: share(team.over_quota_millionths),
         waiting: u64::try_from(team.waiting).unwrap_or(u64::MAX),
         name: team.team,
-    };
-    teams::teams(app, &Viewer::All).into_iter().map(figures).collect()
+    });
+    figures.collect()
 }
 
 /// Sets the figures of the service itself. Returns how many nodes report.
@@ -122,18 +122,18 @@ fn service(app: &App, is_leader: bool) -> NodeCounts {
     });
     let heard = oldest.map_or(0, |age| app.clock.unix_seconds().saturating_sub(age.as_secs()));
     let refusal = app.outside.api_server().refuses();
-    app.metrics.set_token_refused(refusal.map_or(Duration::ZERO, |it| it.lasted()));
-    let is_refused = refusal.is_some_and(|it| it.is_lasting());
+    app.metrics.set_token_refused(refusal.map_or(Duration::ZERO, |refusal| refusal.lasted()));
+    let is_refused = refusal.is_some_and(|refusal| refusal.is_lasting());
     let is_ready = is_leader && !is_refused && app.readiness() == Readiness::Ready;
     app.metrics.set_leader(is_leader);
-    let holds = (app.ledger.hold_count(), app.ledger.standing_count());
-    app.metrics.set_service(is_ready, holds, heard);
+    let (holds, standing) = (app.ledger.hold_count(), app.ledger.standing_count());
+    app.metrics.set_service(is_ready, holds, standing, heard);
     nodes
 }
 
 /// The figures of the waiting pods.
-fn queue(app: &App) -> Queue {
-    let mut queue = Queue::default();
+fn queue(app: &App) -> QueueFigures {
+    let mut queue = QueueFigures::default();
     app.waiting.look_at_each(|state| {
         let Some(request) = &state.waiting.query.gpu else { return };
         if state.refused.is_none() {
@@ -183,17 +183,17 @@ pub(crate) fn devices(app: &App) -> Vec<u8> {
             let (whole, rest) =
                 (held.share.millionths() / 1_000_000, held.share.millionths() % 1_000_000);
             let _ = writeln!(share, "gpupack_device_share_gpus{{{labels}}} {whole}.{rest:06}");
-            let mut amount = |kind: &str, mib: u64| {
-                let bytes = mib.saturating_mul(1 << 20);
+            for (kind, amount) in [
+                ("capacity", Some(device_state.capacity().memory)),
+                ("allocated", Some(held.memory)),
+                ("observed", device_state.used()),
+            ] {
+                let Some(amount) = amount else { continue };
+                let bytes = amount.mib().saturating_mul(1 << 20);
                 let _ = writeln!(
                     memory,
                     "gpupack_device_memory_bytes{{{labels},kind=\"{kind}\"}} {bytes}"
                 );
-            };
-            amount("capacity", device_state.capacity().memory.mib());
-            amount("allocated", held.memory.mib());
-            if let Some(used) = device_state.used() {
-                amount("observed", used.mib());
             }
             let count = device_state.tenants().len();
             let _ = writeln!(tenants, "gpupack_device_tenants{{{labels}}} {count}");
@@ -245,7 +245,7 @@ mod tests {
             let text = String::from_utf8(text(&app)).unwrap();
             for (action, number) in [("make", to_make), ("remove", to_remove)] {
                 let line = format!("gpupack_mig_failed_orders{{action=\"{action}\"}} {number}");
-                assert!(text.lines().any(|it| it == line), "{line}: {text}");
+                assert!(text.lines().any(|shown| shown == line), "{line}: {text}");
             }
         };
         check(0, 0);

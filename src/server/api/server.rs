@@ -19,12 +19,12 @@ use crate::api::queries::scrape as scraped;
 use crate::api::replicas::LONGEST_MESSAGE;
 use crate::api::{queries, replicas, reports, resources, scrape};
 use crate::http::exchange::PeerAddress;
-use crate::http::leading::{Arrival, Door, Port, by_leader};
+use crate::http::leading::{CallArrival, Door, Port, by_leader};
 use crate::http::limits::PeerProof;
 use crate::http::respond::{
     ReadBody, ReadPath, encoded, json, refusal, unknown_path, with_permit, wrong_method,
 };
-use crate::http::tls::{Handshake, Shown};
+use crate::http::tls::{Handshake, ShownCertificate};
 use crate::http::{browser, connections};
 use crate::page::live;
 use crate::page::service::{Service, too_long};
@@ -119,30 +119,31 @@ pub fn all_routes(service: &Service) -> Router<Service> {
 /// Routes for kube-scheduler. The replica that leads answers them.
 fn verb_routes(service: &Service) -> Router<Service> {
     let door = Door { app: Arc::clone(&service.app), port: Port::Verbs };
-    let of_leader = || middleware::from_fn_with_state(door.clone(), by_leader);
-    let most = |bytes| DefaultBodyLimit::max(bytes);
+    let of_leader = middleware::from_fn_with_state(door, by_leader);
     let bind = Router::new().route("/v1/bind", post(bind_pod));
     Router::new()
         .route("/v1/filter", post(filter))
         .route("/v1/prioritize", post(prioritize))
         .route("/v1/preempt", post(preempt))
-        .route_layer(of_leader())
-        .layer(most(service.app.config.max_body_bytes))
-        .merge(bind.route_layer(of_leader()).layer(most(LONGEST_BIND)))
+        .route_layer(of_leader.clone())
+        .layer(at_most(service.app.config.max_body_bytes))
+        .merge(bind.route_layer(of_leader).layer(at_most(LONGEST_BIND)))
+}
+
+fn at_most(bytes: usize) -> DefaultBodyLimit {
+    DefaultBodyLimit::max(bytes)
 }
 
 /// Routes for agents. Each replica answers them itself.
 fn agent_routes() -> Router<Service> {
-    let most = |bytes| DefaultBodyLimit::max(bytes);
     Router::new()
-        .route("/v1/nodes/{node}/report", put(take_report).layer(most(bodies::MAX_BODY_BYTES)))
+        .route("/v1/nodes/{node}/report", put(take_report).layer(at_most(bodies::MAX_BODY_BYTES)))
 }
 
 /// Routes for Prometheus and operators. Each replica answers them itself.
 fn metric_routes() -> Router<Service> {
-    let most = |bytes| DefaultBodyLimit::max(bytes);
     Router::new()
-        .route("/v1/log-level", put(log_level).layer(most(LONGEST_LOG_LEVEL)))
+        .route("/v1/log-level", put(log_level).layer(at_most(LONGEST_LOG_LEVEL)))
         .route("/metrics", get(metrics))
         .route("/metrics/gpus", get(device_metrics))
 }
@@ -164,10 +165,9 @@ fn proven_queries(queries: Router<Service>, access: &Arc<PeopleAccess>) -> Route
 
 /// Routes for other replicas: beside the verbs, since few clients may reach that port.
 fn replica_routes() -> Router<Service> {
-    let most = |bytes| DefaultBodyLimit::max(bytes);
     Router::new()
-        .route("/v1/replicas/bindings", post(replicas::bindings).layer(most(LONGEST_MESSAGE)))
-        .route("/v1/replicas/join", post(replicas::join).layer(most(LONGEST_BIND)))
+        .route("/v1/replicas/bindings", post(replicas::bindings).layer(at_most(LONGEST_MESSAGE)))
+        .route("/v1/replicas/join", post(replicas::join).layer(at_most(LONGEST_BIND)))
 }
 
 /// Routes that a page of another site cannot make a browser call. `paths` says which there are.
@@ -188,7 +188,7 @@ pub async fn serve(
 ) {
     let config = &service.app.config;
     let limits = connections::limits(AGENT_CONNECTIONS, config.max_in_flight_bytes(), 48);
-    let serving = connections::serve((listener, None), routes, limits, stop.clone());
+    let serving = connections::serve(listener, None, routes, limits, stop.clone());
     until_answered(&service, serving, stop).await;
 }
 
@@ -244,10 +244,10 @@ pub async fn serve_apart(
         metric_routes =
             metric_routes.route_layer(middleware::from_fn_with_state(people, identify_scrape));
         let handshake = |clients| Some(Handshake { tls: tls.clone(), clients });
-        mutual = handshake(Shown::Name([scheduler, name].into()));
+        mutual = handshake(ShownCertificate::Name([scheduler, name].into()));
         shown = Some(tls.clone());
-        asking = handshake(Shown::Anything);
-        open = handshake(Shown::Nothing);
+        asking = handshake(ShownCertificate::Anything);
+        open = handshake(ShownCertificate::Nothing);
     } else {
         page_routes = page_routes.layer(Extension(Viewer::All));
     }
@@ -256,15 +256,15 @@ pub async fn serve_apart(
     if let Some(tls) = shown {
         verb_routes = verb_routes.route_layer(middleware::from_fn_with_state(tls, still_proven));
     }
-    let with = |listener, limits, (routes, paths)| {
-        let routes = guarded(routes, paths, service.clone());
-        connections::serve(listener, routes, limits, stop.clone())
-    };
-    let verbs = with((listeners.verbs, mutual), verb_limits, (verb_routes, VERB_PATHS));
-    let agents = (listeners.agents, open.clone());
-    let agents = with(agents, agent_limits, (agent_routes, AGENT_PATHS));
-    let page = with((listeners.page, asking), page_limits, (page_routes, PAGE_PATHS));
-    let metrics = with((listeners.metrics, open), metric_limits, (metric_routes, METRIC_PATHS));
+    let Listeners { verbs, agents, page, metrics } = listeners;
+    let verb_routes = guarded(verb_routes, VERB_PATHS, service.clone());
+    let agent_routes = guarded(agent_routes, AGENT_PATHS, service.clone());
+    let page_routes = guarded(page_routes, PAGE_PATHS, service.clone());
+    let metric_routes = guarded(metric_routes, METRIC_PATHS, service.clone());
+    let verbs = connections::serve(verbs, mutual, verb_routes, verb_limits, stop.clone());
+    let agents = connections::serve(agents, open.clone(), agent_routes, agent_limits, stop.clone());
+    let page = connections::serve(page, asking, page_routes, page_limits, stop.clone());
+    let metrics = connections::serve(metrics, open, metric_routes, metric_limits, stop.clone());
     let serving = async move {
         tokio::join!(verbs, agents, page, metrics);
     };
@@ -378,12 +378,12 @@ pub(crate) async fn prioritize(
     State(service): State<Service>,
     ReadBody(body): ReadBody,
 ) -> Response {
-    let answer = move |body: &[u8]| {
+    let answer = with_permit(&LARGE_BODIES, body, move |body| {
         let app = &service.app;
         let started = app.clock.precise();
         answered(app, Verb::Prioritize, started, verbs::prioritize(app, body))
-    };
-    with_permit(&LARGE_BODIES, body, answer).await.unwrap_or_else(|refused| refused)
+    });
+    answer.await.unwrap_or_else(|refused| refused)
 }
 
 /// Reserves devices and posts the Binding of a pod; called by kube-scheduler.
@@ -396,7 +396,7 @@ pub(crate) async fn prioritize(
 ))]
 pub(crate) async fn bind_pod(
     State(service): State<Service>,
-    Extension(arrival): Extension<Arrival>,
+    Extension(arrival): Extension<CallArrival>,
     ReadBody(body): ReadBody,
 ) -> Response {
     let app = &service.app;
@@ -415,12 +415,12 @@ pub(crate) async fn bind_pod(
     (status = 400, description = "The body cannot be read.", body = Error),
 ))]
 pub(crate) async fn preempt(State(service): State<Service>, ReadBody(body): ReadBody) -> Response {
-    let answer = move |body: &[u8]| {
+    let answer = with_permit(&LARGE_BODIES, body, move |body| {
         let app = &service.app;
         let started = app.clock.precise();
         answered(app, Verb::Preempt, started, preempt::preempt(app, body))
-    };
-    with_permit(&LARGE_BODIES, body, answer).await.unwrap_or_else(|refused| refused)
+    });
+    answer.await.unwrap_or_else(|refused| refused)
 }
 
 fn answered(
@@ -462,11 +462,11 @@ pub(crate) async fn take_report(
     if node.len() > LONGEST_NAME {
         return too_long("node", LONGEST_NAME);
     }
-    let answer = move |body: &[u8]| {
+    let answer = with_permit(&LARGE_REPORTS, body, move |body| {
         let (status, body) = reports::answer(&service.app, &node, body);
         json(status, body)
-    };
-    with_permit(&LARGE_REPORTS, body, answer).await.unwrap_or_else(|refused| refused)
+    });
+    answer.await.unwrap_or_else(|refused| refused)
 }
 
 /// Changes the log level while the extender runs.
@@ -521,7 +521,7 @@ pub(crate) async fn ready(State(service): State<Service>) -> Response {
         Readiness::Ready if !app.is_informed() => {
             "this replica does not know yet which Bindings the leader has posted\n".to_owned()
         }
-        Readiness::Ready if refusal.is_some_and(|it| it.is_lasting()) => String::new(),
+        Readiness::Ready if refusal.is_some_and(|refusal| refusal.is_lasting()) => String::new(),
         Readiness::Ready => return (StatusCode::OK, "ready\n").into_response(),
         Readiness::NotListed => "pods and nodes are not listed yet\n".to_owned(),
         Readiness::AwaitingReports { nodes } => {
@@ -529,7 +529,7 @@ pub(crate) async fn ready(State(service): State<Service>) -> Response {
         }
     };
     // First: it may be why the rest is so.
-    let refusal = refusal.map(|it| format!("{it}\n")).unwrap_or_default();
+    let refusal = refusal.map(|refusal| format!("{refusal}\n")).unwrap_or_default();
     (StatusCode::SERVICE_UNAVAILABLE, refusal + &cause).into_response()
 }
 

@@ -16,7 +16,7 @@ use axum::{Router, middleware};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 
-use crate::http::tls::{Handshake, Shown};
+use crate::http::tls::{Handshake, ShownCertificate};
 use crate::http::{browser, connections};
 use control::shared::log_limit::LogLimit;
 use kube_api::admission::rules::Admission;
@@ -66,7 +66,7 @@ pub async fn serve(
     admission: Arc<Admission>,
     stop: watch::Receiver<bool>,
 ) {
-    let handshake = Handshake { tls: certificates.current(), clients: Shown::Nothing };
+    let handshake = Handshake { tls: certificates.current(), clients: ShownCertificate::Nothing };
     let limits = connections::limits(MAX_CONNECTIONS, MAX_IN_FLIGHT, 48);
     let mut stopped = stop.clone();
     let late = async move {
@@ -74,7 +74,7 @@ pub async fn serve(
         tokio::time::sleep(END_LIMIT).await;
     };
     tokio::select! {
-        () = connections::serve((listener, Some(handshake)), router(admission), limits, stop) => {}
+        () = connections::serve(listener, Some(handshake), router(admission), limits, stop) => {}
         () = certificates.follow() => {}
         () = late => tracing::warn!("open requests were cut off"),
     }

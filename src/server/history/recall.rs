@@ -97,12 +97,12 @@ async fn query_all(
         let [memory, load] = expressions(&some);
         let memory = store.ask(&memory, at).await?;
         let load = store.ask(&load, at).await?;
-        let (app, at, requested) = (Arc::clone(app), *at, some.len());
-        let taken = tokio::task::spawn_blocking(move || take(&app, &some, &at, [&memory, &load]));
+        let (app, at, count) = (Arc::clone(app), *at, some.len());
+        let taken = tokio::task::spawn_blocking(move || take(&app, &some, &at, &memory, &load));
         let taken = taken.await.map_err(|error| format!("its answer caused a bug: {error}"))??;
         tally.known += taken.known;
         tally.absurd += taken.absurd;
-        pods.drain(..requested);
+        pods.drain(..count);
         tokio::time::sleep(PAUSE).await;
     }
     Ok(())
@@ -135,7 +135,8 @@ fn take(
     app: &App,
     pods: &[PodUid],
     at: &Moments,
-    [memory, load]: [&[u8]; 2],
+    memory: &[u8],
+    load: &[u8],
 ) -> Result<Tally, String> {
     let wanted: BTreeSet<&str> = pods.iter().map(PodUid::as_str).collect();
     let (memory, load) = (read(memory, at, &wanted)?, read(load, at, &wanted)?);
@@ -155,8 +156,8 @@ fn take(
     Ok(tally)
 }
 
-fn value<'a>(reported: &'a SeriesValues, uid: &PodUid, position: usize) -> Option<&'a f64> {
-    reported.series.get(uid.as_str())?.get(position)?.as_ref()
+fn value<'a>(values: &'a SeriesValues, uid: &PodUid, position: usize) -> Option<&'a f64> {
+    values.series.get(uid.as_str())?.get(position)?.as_ref()
 }
 
 /// A value as an amount. A value that is no possible amount counts as absurd.

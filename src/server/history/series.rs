@@ -138,23 +138,22 @@ pub fn read(body: &[u8], at: &Moments, wanted: &BTreeSet<&str>) -> Result<Series
         Some(data) => return Err(format!("a matrix was requested, not{}", words(&data.kind))),
         None => return Err(format!("no data{}", words(&answer.error.unwrap_or_default()))),
     };
-    let mut reported = SeriesValues::default();
+    let mut found = SeriesValues::default();
     for series in data.result {
         if !wanted.contains(series.metric.uid.as_str()) {
-            reported.absurd += series.values.len();
+            found.absurd += series.values.len();
             continue;
         }
-        let values =
-            reported.series.entry(series.metric.uid).or_insert_with(|| vec![None; at.count]);
+        let values = found.series.entry(series.metric.uid).or_insert_with(|| vec![None; at.count]);
         for (time, value) in series.values {
             let value = value.parse().ok().filter(|value: &f64| value.is_finite() && *value >= 0.0);
             match at.position(time).zip(value) {
                 Some((position, value)) => values[position] = Some(value),
-                None => reported.absurd += 1,
+                None => found.absurd += 1,
             }
         }
     }
-    Ok(reported)
+    Ok(found)
 }
 
 /// Text of another process, made short and safe for a log.
@@ -168,14 +167,11 @@ fn words(said: &str) -> String {
 
 /// A value in form encoding.
 fn encoded(text: &str) -> String {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
-    text.bytes()
-        .map(
-            |byte| {
-                if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }
-            },
-        )
-        .collect()
+    let encoded = text.bytes().map(|byte| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => char::from(byte).to_string(),
+        byte => format!("%{byte:02X}"),
+    });
+    encoded.collect()
 }
 
 #[cfg(test)]
@@ -192,14 +188,14 @@ mod tests {
 
     #[test]
     fn values_are_plotted_at_their_times() {
-        let reported = answer(
+        let found = answer(
             r#"[{"metric":{"uid":"u1"},"values":[[400,"1.5e+09"],[1000,"0"]]},
                 {"metric":{"uid":"u2"},"values":[[700.0,"7"]]}]"#,
         );
-        let reported = reported.unwrap();
-        assert_eq!(reported.series["u1"], [Some(1.5e9), None, Some(0.0)]);
-        assert_eq!(reported.series["u2"], [None, Some(7.0), None]);
-        assert_eq!(reported.absurd, 0);
+        let found = found.unwrap();
+        assert_eq!(found.series["u1"], [Some(1.5e9), None, Some(0.0)]);
+        assert_eq!(found.series["u2"], [None, Some(7.0), None]);
+        assert_eq!(found.absurd, 0);
     }
 
     #[test]
@@ -211,9 +207,9 @@ mod tests {
             (r#"[{"metric":{"uid":"stranger"},"values":[[400,"1"]]}]"#, 1),
             (r#"[{"metric":{},"values":[[400,"1"],[700,"1"]]}]"#, 2),
         ] {
-            let reported = answer(result).unwrap();
-            assert_eq!(reported.absurd, absurd, "{result}");
-            assert!(reported.series.values().flatten().all(Option::is_none), "{result}");
+            let found = answer(result).unwrap();
+            assert_eq!(found.absurd, absurd, "{result}");
+            assert!(found.series.values().flatten().all(Option::is_none), "{result}");
         }
     }
 

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use futures::task::AtomicWaker;
 
 /// How often a future is polled again in one poll before other tasks run.
-pub(crate) const MOST_PERMITS: usize = 8;
+pub(crate) const MOST_POLLS: usize = 8;
 
 /// Polls until nothing is left to do. A future that wakes its own task, as happens with each body,
 /// is polled again at once. tokio would take that for work to share and would wake another thread.
@@ -18,7 +18,7 @@ pub(crate) async fn awake<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) 
     poll_fn(|context| {
         bell.task.register(context.waker());
         bell.has_rung.store(false, Ordering::SeqCst);
-        for _ in 0..MOST_PERMITS {
+        for _ in 0..MOST_POLLS {
             bell.is_heard.store(true, Ordering::SeqCst);
             let polled = poll(&mut Context::from_waker(&waker));
             bell.is_heard.store(false, Ordering::SeqCst);

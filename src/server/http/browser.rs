@@ -89,11 +89,11 @@ fn check(
     let is_cross_site = matches!(site, Some("cross-site" | "same-site"));
     // Browsers name the origin of scripts of the page itself. Behind the API server `Host` is another one.
     let origin = caller.one(header::ORIGIN)?.filter(|_| site != Some("same-origin"));
-    let is_of_host = |origin: &str| {
+    let is_foreign = origin.is_some_and(|origin| {
         let of = origin.split_once("://").map(|(_, of)| of);
-        of.is_some_and(|of| host.is_some_and(|host| of.eq_ignore_ascii_case(host)))
-    };
-    if (is_cross_site && !is_navigation) || origin.is_some_and(|origin| !is_of_host(origin)) {
+        !of.zip(host).is_some_and(|(of, host)| of.eq_ignore_ascii_case(host))
+    });
+    if (is_cross_site && !is_navigation) || is_foreign {
         return Err((StatusCode::FORBIDDEN, "pages of other sites may not call this".to_owned()));
     }
     let kind = caller.one(header::CONTENT_TYPE)?.unwrap_or_default();

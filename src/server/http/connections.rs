@@ -21,7 +21,7 @@ use tokio::time::timeout;
 
 use crate::http::bell::awake;
 use crate::http::exchange::{Observed, Progress, answer};
-use crate::http::limits::{Clients, Connection, Limits, open_files};
+use crate::http::limits::{Clients, Connection, ListenerLimits, open_files};
 use crate::http::tls::{Handshake, Idle, shake_hands};
 
 /// Longest head of a request. kube-scheduler and agents send hundreds of bytes, browsers thousands.
@@ -31,7 +31,7 @@ const LONGEST_HEAD: usize = 64 << 10;
 const MOST_HEADERS: usize = 512;
 
 /// Limits of a listener. It may use `part` of 64 parts of the files that this process may open.
-pub(crate) fn limits(connections: usize, bytes: usize, part: usize) -> Limits {
+pub(crate) fn limits(connections: usize, bytes: usize, part: usize) -> ListenerLimits {
     let most = open_files().map_or(usize::MAX, |files| (files / 64).saturating_mul(part));
     if most < connections {
         tracing::warn!(
@@ -40,7 +40,7 @@ pub(crate) fn limits(connections: usize, bytes: usize, part: usize) -> Limits {
             "the limit of open files allows fewer connections than this port takes: raise the hard limit of the container runtime (`ulimit -Hn`)"
         );
     }
-    Limits::new(connections.min(most).max(1), bytes)
+    ListenerLimits::new(connections.min(most).max(1), bytes)
 }
 
 /// What each connection of a listener needs.
@@ -54,9 +54,10 @@ struct Port {
 /// Serves every client until `stop`, and then those that still wait for an answer. Without a
 /// handshake in plain text.
 pub(crate) async fn serve(
-    (mut listener, handshake): (TcpListener, Option<Handshake>),
+    mut listener: TcpListener,
+    handshake: Option<Handshake>,
     routes: Router,
-    limits: Limits,
+    limits: ListenerLimits,
     mut stop: watch::Receiver<bool>,
 ) {
     let clients = Clients::new(limits);
@@ -132,7 +133,7 @@ async fn attend<S: Idle>(
             }
         }
         // Boxed, so that the task stays small while the connection is idle.
-        let talk = converse((stream, read_ahead), connection, routes, stop.clone());
+        let talk = converse(stream, read_ahead, connection, routes, stop.clone());
         match Box::pin(talk).await {
             Some(silent) => (stream, read_ahead) = silent,
             None => return,
@@ -143,7 +144,8 @@ async fn attend<S: Idle>(
 /// Answers until the connection is idle, and returns it, with what was read and is not answered;
 /// `None` if the connection has ended.
 pub(crate) async fn converse<S: Idle>(
-    (stream, read_ahead): (S, Bytes),
+    stream: S,
+    read_ahead: Bytes,
     connection: &Arc<Connection>,
     routes: &Router,
     mut stop: watch::Receiver<bool>,

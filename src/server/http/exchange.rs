@@ -79,10 +79,11 @@ impl Progress {
     /// Whether every request is answered, the answer is on its way, and nothing more follows; or may
     /// not follow, because the service `is_stopped`. Called when hyper waits.
     pub(crate) fn is_at_rest(self: &Arc<Self>, is_stopped: bool) -> bool {
-        let is = |noted: &AtomicBool| noted.load(Ordering::Acquire);
         let is_under_way = self.is_under_way();
         fence(Ordering::Acquire); // what open requests noted before they ended
-        !(is_under_way || is(&self.is_unflushed) || is(&self.has_begun) && !is_stopped)
+        let is_unflushed = self.is_unflushed.load(Ordering::Acquire);
+        let has_begun = self.has_begun.load(Ordering::Acquire);
+        !(is_under_way || is_unflushed || has_begun && !is_stopped)
     }
 
     /// Counts the growth of what is read and not answered. Returns whether there is room.
@@ -153,8 +154,7 @@ pub(crate) async fn answer(
     let response = routes.clone().oneshot(request).await?;
     let response = progress.given(response);
     // hyper drops the body when it has all of it.
-    let open = move |_: &_| _ = &progress;
-    Ok(response.map(|body| body.inspect_frame(open)))
+    Ok(response.map(|body| body.inspect_frame(move |_| _ = &progress)))
 }
 
 /// The body of a request.
@@ -234,6 +234,10 @@ impl<S: Idle> Observed<S> {
     }
 }
 
+fn too_many_bytes() -> Poll<io::Result<()>> {
+    Poll::Ready(Err(io::Error::other("too many bytes are held")))
+}
+
 impl<S: Idle> Read for Observed<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -246,16 +250,15 @@ impl<S: Idle> Read for Observed<S> {
             return Poll::Ready(Ok(()));
         }
         let most = room.remaining();
-        let refused = || Poll::Ready(Err(io::Error::other("too many bytes are held")));
         if !self.progress.reads_into(most) {
-            return refused();
+            return too_many_bytes();
         }
         let poll = self.socket().poll_read(context, room);
         // A client that sends much of a record, and never its end, has begun a head that must end.
         let kept = self.socket.inner_mut().kept(poll.is_ready());
         let is_kept = kept > LITTLE;
         if is_kept && !self.progress.reads_into(most.max(BUFFERS) + kept) {
-            return refused();
+            return too_many_bytes();
         }
         if (poll.is_ready() || is_kept) && !self.progress.is_under_way() {
             self.progress.has_begun.store(true, Ordering::Release);

@@ -58,9 +58,9 @@ pub(crate) struct Door {
 
 /// When a call arrived, on the precise clock: an extension of each request that the leader answers.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Arrival(Duration);
+pub(crate) struct CallArrival(Duration);
 
-impl Arrival {
+impl CallArrival {
     /// For how long the call is under way.
     pub(crate) fn spent(&self, app: &App) -> Duration {
         app.clock.precise().saturating_sub(self.0)
@@ -74,7 +74,7 @@ pub(crate) async fn by_leader(
     next: Next,
 ) -> Response {
     let Door { app, port } = &door;
-    request.extensions_mut().insert(Arrival(app.clock.precise()));
+    request.extensions_mut().insert(CallArrival(app.clock.precise()));
     let mut news = app.leading.subscribe();
     if !app.leads() {
         door.until_leading(&mut news).await;

@@ -30,7 +30,7 @@ const SLOW_FOR: Duration = Duration::from_secs(20);
 
 /// Limits of a listener.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct ListenerLimits {
     /// Most connections at a time.
     pub(crate) connections: usize,
     /// Most bytes held for all of them: buffers, bodies of requests, answers not yet taken.
@@ -46,7 +46,7 @@ pub(crate) struct Limits {
     pub(crate) idle: Duration,
 }
 
-impl Limits {
+impl ListenerLimits {
     /// The limits of a listener. kube-scheduler gives up after 10 s and agents after 5 s, so longer
     /// times help no client. Both close idle connections after 90 s. The server must not close
     /// first, since a request may be on its way.
@@ -65,9 +65,9 @@ impl Limits {
 
 /// All connections of a listener.
 pub(crate) struct Clients {
-    limits: Limits,
+    limits: ListenerLimits,
     clock: Clock,
-    table: Mutex<Table>,
+    table: Mutex<ConnectionTable>,
 }
 
 /// One admitted connection; dropping it removes it.
@@ -99,8 +99,7 @@ pub(crate) struct PeerProof {
 impl PeerProof {
     /// Whether the client has one of its names also in the eyes of these certificates of the CA.
     pub(crate) fn counts_with(&self, tls: &Arc<Tls>) -> bool {
-        let is_named = |name: &ServerName<'static>| tls.accepts(&self.chain, name);
-        Arc::ptr_eq(&self.tls, tls) || self.names.iter().any(is_named)
+        Arc::ptr_eq(&self.tls, tls) || self.names.iter().any(|name| tls.accepts(&self.chain, name))
     }
 
     /// How long ago the client showed it.
@@ -110,7 +109,7 @@ impl PeerProof {
 }
 
 impl Clients {
-    pub(crate) fn new(limits: Limits) -> Arc<Self> {
+    pub(crate) fn new(limits: ListenerLimits) -> Arc<Self> {
         Arc::new(Self { limits, clock: Clock::start(), table: Mutex::default() })
     }
 
@@ -164,7 +163,7 @@ impl Drop for Connection {
 }
 
 impl Connection {
-    pub(crate) fn limits(&self) -> &Limits {
+    pub(crate) fn limits(&self) -> &ListenerLimits {
         &self.clients.limits
     }
 
@@ -226,7 +225,7 @@ impl Connection {
 }
 
 #[derive(Default)]
-struct Table {
+struct ConnectionTable {
     /// Number of the connection that began to wait, or to work, last.
     newest: u64,
     connections: usize,
@@ -249,7 +248,7 @@ struct Entry {
     closing: Arc<Notify>,
 }
 
-impl Table {
+impl ConnectionTable {
     fn add(&mut self, address: IpAddr, entry: Entry) -> u64 {
         self.newest += 1;
         self.connections += 1;
@@ -297,8 +296,8 @@ impl Table {
         let own = self.peers.get(&address).map_or(0, |peer| peer.connections.len());
         let most = self.peers.values().map(|peer| peer.connections.len()).max()?;
         let top = self.peers.iter().filter(|(_, peer)| peer.connections.len() == most);
-        let waits = |peer: &Peer| peer.longest_waiting().unwrap_or(u64::MAX);
-        let (from, peer) = top.min_by_key(|(_, peer)| waits(peer))?;
+        let (from, peer) =
+            top.min_by_key(|(_, peer)| peer.longest_waiting().unwrap_or(u64::MAX))?;
         let at_work = peer.connections.keys().next().copied();
         let at_work = at_work.filter(|_| most > own + 1);
         Some((*from, peer.longest_waiting().or(at_work)?))
@@ -315,25 +314,18 @@ impl Table {
     ) -> Option<(IpAddr, u64)> {
         let own = self.peers.get(&asker.address)?;
         let asks = own.connections.get(&asker.number())?.bytes + bytes;
-        let stalled = |peer: &Peer, waited| {
-            let (number, entry) = peer.holders(asker).find(|(_, entry)| !entry.is_at_work)?;
-            (now.since(entry.since) >= waited).then_some(number)
-        };
-        let largest = |peer: &Peer, beyond| {
-            let (number, entry) = peer.holders(asker).max_by_key(|(_, entry)| entry.bytes)?;
-            (entry.bytes > beyond).then_some(number)
-        };
         let others = self.peers.iter().filter(|(address, _)| **address != asker.address);
         if let Some((address, peer)) = others.max_by_key(|(_, peer)| peer.bytes) {
             let gives = match peer.bytes > own.bytes + bytes {
-                true => stalled(peer, Duration::ZERO).or_else(|| largest(peer, 0)),
-                false => stalled(peer, SLOW_FOR),
+                true => peer.stalled(asker, now, Duration::ZERO).or_else(|| peer.largest(asker, 0)),
+                false => peer.stalled(asker, now, SLOW_FOR),
             };
             if let Some(number) = gives {
                 return Some((*address, number));
             }
         }
-        let gives = stalled(own, STALLED_FOR).or_else(|| largest(own, 2 * asks))?;
+        let stalled = own.stalled(asker, now, STALLED_FOR);
+        let gives = stalled.or_else(|| own.largest(asker, 2 * asks))?;
         Some((asker.address, gives))
     }
 }
@@ -344,6 +336,18 @@ impl Peer {
         let (number, all) = (asker.number(), self.connections.iter());
         let all = all.map(|(number, entry)| (*number, entry));
         all.filter(move |(other, entry)| *other != number && entry.bytes > 0)
+    }
+
+    /// The connection of another client that has waited longest, if that is at least `waited`.
+    fn stalled(&self, asker: &Connection, now: Timestamp, waited: Duration) -> Option<u64> {
+        let (number, entry) = self.holders(asker).find(|(_, entry)| !entry.is_at_work)?;
+        (now.since(entry.since) >= waited).then_some(number)
+    }
+
+    /// The connection of another client that holds most, if that is more than `beyond`.
+    fn largest(&self, asker: &Connection, beyond: usize) -> Option<u64> {
+        let (number, entry) = self.holders(asker).max_by_key(|(_, entry)| entry.bytes)?;
+        (entry.bytes > beyond).then_some(number)
     }
 
     fn longest_waiting(&self) -> Option<u64> {

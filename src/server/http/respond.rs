@@ -124,10 +124,9 @@ pub(crate) async fn work_with<T: Send + 'static>(
     permit: SemaphorePermit<'static>,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Response> {
-    let work = move || {
+    let worked = tokio::task::spawn_blocking(move || {
         let _turn = permit;
         work()
-    };
-    let worked = tokio::task::spawn_blocking(work).await;
-    worked.map_err(|_| refusal(StatusCode::INTERNAL_SERVER_ERROR, "a fault in gpupack"))
+    });
+    worked.await.map_err(|_| refusal(StatusCode::INTERNAL_SERVER_ERROR, "a fault in gpupack"))
 }

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use crate::http::limits::{Connection, Limits, PeerProof};
+use crate::http::limits::{Connection, ListenerLimits, PeerProof};
 use runtime::certificates::{ClientCertificate, Tls};
 
 /// Bytes that a handshake may take. rustls assembles a first message of up to 64 KiB, whose pieces
@@ -28,25 +28,25 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 pub struct Handshake {
     /// How clients know the listener.
     pub tls: watch::Receiver<Arc<Tls>>,
-    pub clients: Shown,
+    pub clients: ShownCertificate,
 }
 
 impl Handshake {
     /// Whether it proves who the client is.
     pub(crate) fn is_proof(&self) -> bool {
-        matches!(self.clients, Shown::Name(_))
+        matches!(self.clients, ShownCertificate::Name(_))
     }
 
     /// The limits of clients that have not proven it yet: a quarter as many connections as `proven`.
-    pub(crate) fn limits(proven: Limits) -> Limits {
+    pub(crate) fn limits(proven: ListenerLimits) -> ListenerLimits {
         let connections = (proven.connections / 4).max(1);
-        Limits { connections, bytes: connections * HANDSHAKE, ..proven }
+        ListenerLimits { connections, bytes: connections * HANDSHAKE, ..proven }
     }
 }
 
 /// What the clients of a listener show.
 #[derive(Clone)]
-pub enum Shown {
+pub enum ShownCertificate {
     Nothing,
     /// Any certificate, or none: it is checked with each request.
     Anything,
@@ -54,7 +54,7 @@ pub enum Shown {
     Name(Arc<[ServerName<'static>]>),
 }
 
-impl Shown {
+impl ShownCertificate {
     fn certificate(&self) -> ClientCertificate {
         match self {
             Self::Nothing => ClientCertificate::None,
@@ -84,7 +84,7 @@ impl Idle for TcpStream {
 }
 
 /// The first request may come with the end of the handshake: then it has been read from the socket.
-impl Idle for Box<TlsStream<Counted>> {
+impl Idle for Box<TlsStream<CountedSocket>> {
     async fn readable(&self) -> io::Result<()> {
         let (socket, session) = self.get_ref();
         if session.wants_read() { socket.stream.readable().await } else { Ok(()) }
@@ -101,18 +101,18 @@ impl Idle for Box<TlsStream<Counted>> {
 
 /// A socket that counts what is read. rustls keeps up to 64 KiB of messages and records until their
 /// end comes, and does not say how much.
-pub(crate) struct Counted {
+pub(crate) struct CountedSocket {
     stream: TcpStream,
     taken: usize,
 }
 
-impl Counted {
+impl CountedSocket {
     fn stream(&mut self) -> Pin<&mut TcpStream> {
         Pin::new(&mut self.stream)
     }
 }
 
-impl AsyncRead for Counted {
+impl AsyncRead for CountedSocket {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -125,7 +125,7 @@ impl AsyncRead for Counted {
     }
 }
 
-impl AsyncWrite for Counted {
+impl AsyncWrite for CountedSocket {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -160,7 +160,7 @@ pub(crate) async fn shake_hands(
     Handshake { tls, clients }: &Handshake,
     stream: TcpStream,
     connection: &Connection,
-) -> Option<TlsStream<Counted>> {
+) -> Option<TlsStream<CountedSocket>> {
     let tls = Arc::clone(&tls.borrow());
     let Some(config) = tls.server(clients.certificate()).map(Arc::clone) else {
         tracing::error!("the certificates are not enough for this listener");
@@ -170,7 +170,7 @@ pub(crate) async fn shake_hands(
     while !connection.hold(HANDSHAKE) {
         tokio::time::sleep(LOOK_EVERY).await;
     }
-    let accepted = TlsAcceptor::from(config).accept(Counted { stream, taken: 0 }).await;
+    let accepted = TlsAcceptor::from(config).accept(CountedSocket { stream, taken: 0 }).await;
     let stream = match accepted {
         Ok(stream) => stream,
         Err(error) => {
@@ -183,10 +183,10 @@ pub(crate) async fn shake_hands(
     let shown = stream.get_ref().1.peer_certificates();
     let (chain, clock) = (shown.unwrap_or_default().into(), connection.clock());
     let mut peer = PeerProof { chain, names: Arc::default(), tls, at: clock.now(), clock };
-    if let Shown::Name(names) = clients {
+    if let ShownCertificate::Name(names) = clients {
         // Also of a resumed session, whose certificate rustls does not check again.
-        let has = |name: &&ServerName<'static>| peer.tls.accepts(&peer.chain, name);
-        peer.names = names.iter().filter(has).cloned().collect();
+        let own = names.iter().filter(|name| peer.tls.accepts(&peer.chain, name));
+        peer.names = own.cloned().collect();
         if peer.names.is_empty() {
             tracing::warn!(address = %connection.address, "a client shows a certificate of another name, or one that has ended");
             return None;
@@ -205,7 +205,7 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
-    use crate::http::limits::{Clients, Limits};
+    use crate::http::limits::{Clients, ListenerLimits};
 
     #[tokio::test]
     async fn handshakes_count_the_bytes_that_they_may_use() {
@@ -216,9 +216,9 @@ mod tests {
             .with_no_client_auth()
             .with_cert_resolver(Arc::new(ResolvesServerCertUsingSni::new()));
         let tls = watch::Sender::new(Arc::new(Tls::of_server(config)));
-        let handshake = Handshake { tls: tls.subscribe(), clients: Shown::Nothing };
+        let handshake = Handshake { tls: tls.subscribe(), clients: ShownCertificate::Nothing };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let clients = Clients::new(Limits::new(8, 2 * HANDSHAKE));
+        let clients = Clients::new(ListenerLimits::new(8, 2 * HANDSHAKE));
         let (mut silent, mut attending) = (Vec::new(), Vec::new());
         for _ in 0..3 {
             silent.push(TcpStream::connect(listener.local_addr().unwrap()).await.unwrap());

@@ -24,7 +24,12 @@ const EARLIER: Duration = Duration::from_secs(86_400);
 const LIFE: Duration = Duration::from_secs(3_650 * 86_400);
 
 /// The data of a Secret.
-pub type Data = BTreeMap<String, ByteString>;
+pub type SecretData = BTreeMap<String, ByteString>;
+
+/// The value of a key; empty without one.
+pub fn value_of<'a>(data: &'a SecretData, key: &str) -> &'a [u8] {
+    data.get(key).map_or(&[][..], |value| &value.0)
+}
 
 /// The CA of gpupack.
 #[derive(Clone)]
@@ -39,22 +44,19 @@ impl Authority {
     ///
     /// # Errors
     /// [`CertificateFault`] if the key is of none that can sign.
-    pub fn read(data: &Data, now: UnixTime) -> Result<Option<Self>, CertificateFault> {
-        let value = |key: &str| data.get(key).map_or(&[][..], |value| &value.0);
-        if value(BUNDLE).is_empty() && value(KEY).is_empty() {
+    pub fn read(data: &SecretData, now: UnixTime) -> Result<Option<Self>, CertificateFault> {
+        let (bundle, key) = (value_of(data, BUNDLE), value_of(data, KEY));
+        if bundle.is_empty() && key.is_empty() {
             return Ok(None);
         }
-        let all = checked::many(BUNDLE, value(BUNDLE))?;
-        let with_key =
-            |der: &CertificateDer<'_>| checked::ca(BUNDLE, to_pem(der).as_bytes(), value(KEY));
-        let signer = all.iter().map(with_key).reduce(Result::or);
-        let signer = signer.unwrap_or(Err(CertificateFault::Pem(BUNDLE)))?;
-        let is_other = |der: &CertificateDer<'_>| {
-            let ends_later = checked::validity(der).is_some_and(|it| it.ends > now);
+        let all = checked::many(BUNDLE, bundle)?;
+        let signers = all.iter().map(|der| checked::ca(BUNDLE, to_pem(der).as_bytes(), key));
+        let signer = signers.reduce(Result::or).unwrap_or(Err(CertificateFault::Pem(BUNDLE)))?;
+        let others = all.into_iter().filter(|der| {
+            let ends_later = checked::validity(der).is_some_and(|validity| validity.ends > now);
             *der != signer.der && ends_later && checked::is_ca(der)
-        };
-        let others = all.into_iter().filter(is_other).collect();
-        Ok(Some(Self { signer, others }))
+        });
+        Ok(Some(Self { others: others.collect(), signer }))
     }
 
     /// Makes a CA.
@@ -72,7 +74,7 @@ impl Authority {
     }
 
     /// What the Secret is to have.
-    pub fn data(&self) -> Data {
+    pub fn data(&self) -> SecretData {
         let values = [(BUNDLE, self.bundle()), (KEY, self.signer.pair.key.clone())];
         values.into_iter().map(|(key, text)| (key.to_owned(), ByteString(text.into()))).collect()
     }

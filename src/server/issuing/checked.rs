@@ -78,12 +78,10 @@ pub fn many(
 /// When a certificate is valid.
 pub fn validity(der: &CertificateDer<'_>) -> Option<Validity> {
     let (_, certificate) = X509Certificate::from_der(der).ok()?;
-    let at = |time: i64| u64::try_from(time).ok().map(UnixTime);
     let found = certificate.validity();
-    Some(Validity {
-        starts: at(found.not_before.timestamp())?,
-        ends: at(found.not_after.timestamp())?,
-    })
+    let starts = u64::try_from(found.not_before.timestamp()).ok().map(UnixTime)?;
+    let ends = u64::try_from(found.not_after.timestamp()).ok().map(UnixTime)?;
+    Some(Validity { starts, ends })
 }
 
 /// The key, if it is that of the certificate.
@@ -95,14 +93,13 @@ fn key_of(
     if key.len() > MOST_BYTES {
         return Err(CertificateFault::Long("key"));
     }
-    let fault = || CertificateFault::Key(what);
-    let text = std::str::from_utf8(key).map_err(|_| fault())?;
-    let pair = KeyPair::from_pem(text).map_err(|_| fault())?;
+    let text = std::str::from_utf8(key).map_err(|_| CertificateFault::Key(what))?;
+    let pair = KeyPair::from_pem(text).map_err(|_| CertificateFault::Key(what))?;
     let (_, certificate) =
         X509Certificate::from_der(der).map_err(|_| CertificateFault::Form(what))?;
     match certificate.public_key().raw == pair.subject_public_key_info() {
         true => Ok(pair.serialize_pem()),
-        false => Err(fault()),
+        false => Err(CertificateFault::Key(what)),
     }
 }
 
@@ -139,7 +136,7 @@ pub struct Checked {
 
 /// What is wanted of a certificate that is read.
 #[derive(Clone, Copy)]
-pub struct Expected<'a> {
+pub struct ExpectedCertificate<'a> {
     /// The names that it must have.
     pub names: &'a [String],
     pub usage: Usage,
@@ -155,7 +152,7 @@ pub struct Expected<'a> {
 pub fn certificate(
     pem: &[u8],
     key: &[u8],
-    expected: Expected<'_>,
+    expected: ExpectedCertificate<'_>,
 ) -> Result<Checked, CertificateFault> {
     const WHAT: &str = "tls.crt";
     let (der, validity) = one(WHAT, pem)?;
@@ -164,7 +161,7 @@ pub fn certificate(
         return Err(CertificateFault::Time(WHAT));
     }
     for name in expected.names {
-        let named = ServerName::try_from(name.as_str()).is_ok_and(|it| is_named(&der, &it));
+        let named = ServerName::try_from(name.as_str()).is_ok_and(|name| is_named(&der, &name));
         if !named {
             return Err(CertificateFault::Name(name.clone()));
         }
@@ -174,7 +171,7 @@ pub fn certificate(
 }
 
 /// Whether clients that trust this CA accept the certificate now, for what it is meant.
-fn is_signed_by(der: &CertificateDer<'_>, expected: &Expected<'_>) -> bool {
+fn is_signed_by(der: &CertificateDer<'_>, expected: &ExpectedCertificate<'_>) -> bool {
     let Ok(anchor) = webpki::anchor_from_trusted_cert(&expected.ca.der) else { return false };
     let anchors: [TrustAnchor<'_>; 1] = [anchor];
     let Ok(end) = webpki::EndEntityCert::try_from(der) else { return false };

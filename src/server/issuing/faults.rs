@@ -20,8 +20,7 @@ impl Faults {
     /// look. So a fault is new again if its thing was well in between.
     pub fn note(&mut self, about: &'static str, found: Vec<String>) -> Vec<String> {
         let before = self.present.remove(about).unwrap_or_default();
-        let is_new = |line: &&String| !before.contains(line);
-        let new = found.iter().filter(is_new).cloned().collect();
+        let new = found.iter().filter(|line| !before.contains(line)).cloned().collect();
         if !found.is_empty() {
             self.present.insert(about, found);
         }

@@ -5,23 +5,25 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
+use rustls::pki_types::CertificateDer;
 
-use crate::issuing::authority::{Authority, BUNDLE, Data};
+use crate::issuing::authority::{Authority, BUNDLE, SecretData};
 use crate::issuing::checked::{self, CertificateFault, to_pem};
 use crate::issuing::faults::{Faults, Pauses};
 use crate::issuing::objects::{
-    API_SERVICE, CA, Meaning, Names, Objects, WEBHOOKS, api_service_fields, certificate_data,
-    secret_of, usage_of, webhook_fields, with_bundle, with_data, without_next,
+    API_SERVICE, CA, CertificateNames, Meaning, Objects, WEBHOOKS, api_service_fields,
+    certificate_data, secret_of, usage_of, webhook_fields, with_bundle, with_data, without_next,
 };
 use crate::issuing::own_files::{self, FileError};
 use crate::issuing::pair::{Wanted, sign};
 use crate::rotation::plan::{
-    Owner, Place, SeenBundle, SeenCertificate, Step, UnixTime, Validity, WrongClock, steps,
+    BundlePlace, CertificateOwner, RotationStep, SeenBundle, SeenCertificate, UnixTime, Validity,
+    WrongClock, steps,
 };
 use control::metrics::labels::CertificateLabel;
 use control::shared::app::App;
@@ -29,7 +31,7 @@ use kube_api::config::certificates::CertificatesConfig;
 use kube_api::config::file::Config;
 use kube_api::config::identity::{SCHEDULER_NAME, TlsConfig};
 use kube_api::write::outcome::Cause;
-use kube_api::write::trust::{Kept, Merge, Written};
+use kube_api::write::trust::{KeptObject, KeptWrite, Merge};
 use kube_api::write::writer::ApiWriter;
 use runtime::certificates::REPLICA_NAME;
 use runtime::clock::Clock;
@@ -108,10 +110,10 @@ pub enum Role {
 
 /// The certificates after a pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct CertificateReport {
     /// When the CA that signs ends.
     pub ca_ends: Option<UnixTime>,
-    pub ends: BTreeMap<Owner, UnixTime>,
+    pub ends: BTreeMap<CertificateOwner, UnixTime>,
 }
 
 /// Keeps the certificates until the process ends. Only the leader writes.
@@ -128,14 +130,13 @@ pub async fn keeping(app: Arc<App>, keeper: Option<Keeper>) {
 }
 
 /// When each ends, in seconds since 1970; 0: not known, or none.
-fn times(report: &Report) -> [(CertificateLabel, u64); 4] {
-    let seconds = |time: Option<UnixTime>| time.map_or(0, |time| time.0);
-    let of = |owner| seconds(report.ends.get(&owner).copied());
+fn times(report: &CertificateReport) -> [(CertificateLabel, u64); 4] {
+    let end_seconds = |owner| report.ends.get(&owner).map_or(0, |end| end.0);
     [
-        (CertificateLabel::Ca, seconds(report.ca_ends)),
-        (CertificateLabel::Extender, of(Owner::Extender)),
-        (CertificateLabel::Scheduler, of(Owner::Scheduler)),
-        (CertificateLabel::Webhook, of(Owner::Webhook)),
+        (CertificateLabel::Ca, report.ca_ends.map_or(0, |end| end.0)),
+        (CertificateLabel::Extender, end_seconds(CertificateOwner::Extender)),
+        (CertificateLabel::Scheduler, end_seconds(CertificateOwner::Scheduler)),
+        (CertificateLabel::Webhook, end_seconds(CertificateOwner::Webhook)),
     ]
 }
 
@@ -147,7 +148,7 @@ pub struct Keeper {
     agents_namespace: String,
     tls: TlsConfig,
     settings: CertificatesConfig,
-    names: Names,
+    names: CertificateNames,
     /// What is wrong, so that no line about it is repeated.
     faults: Faults,
     pauses: Pauses,
@@ -198,7 +199,7 @@ impl Keeper {
     ///
     /// # Errors
     /// [`KeepError`]: the next pass goes on.
-    pub async fn pass(&mut self, role: Role) -> Result<Report, KeepError> {
+    pub async fn pass(&mut self, role: Role) -> Result<CertificateReport, KeepError> {
         let report = match self.settings.make {
             true => self.keep(role).await,
             false => self.publish_file(role).await,
@@ -223,18 +224,19 @@ impl Keeper {
         }
     }
 
-    async fn keep(&mut self, role: Role) -> Result<Report, KeepError> {
+    async fn keep(&mut self, role: Role) -> Result<CertificateReport, KeepError> {
         let mut failed = None;
         for _ in 0..MOST_ROUNDS {
             let objects = self.read(role).await?;
             let now = UnixTime(self.clock.unix_seconds());
-            let found = Authority::read(objects.ca.data.as_ref().unwrap_or(&Data::new()), now);
+            let found =
+                Authority::read(objects.ca.data.as_ref().unwrap_or(&SecretData::new()), now);
             self.note(CA, found.as_ref().err().map(ToString::to_string).into_iter().collect());
             let ca = found.ok().flatten();
             let Meaning { seen, own, faults } = objects.meaning(ca.as_ref(), &self.names, now);
             for name in objects.certificates.keys().map(|owner| secret_of(*owner)) {
-                let of_it = faults.iter().filter(|(about, _)| *about == name);
-                self.note(name, of_it.map(|(_, fault)| fault.clone()).collect());
+                let own = faults.iter().filter(|(about, _)| *about == name);
+                self.note(name, own.map(|(_, fault)| fault.clone()).collect());
             }
             let wrong = objects.read_at.and_then(|at| WrongClock::found(now, at));
             if let Some(ca) = seen.ca.filter(|ca| !ca.contains(now)) {
@@ -254,20 +256,22 @@ impl Keeper {
                 };
                 own_files::write(&self.tls, &ca.bundle(), &own)?;
                 self.has_files = true;
-                let ends = seen.certificates.iter().filter_map(|(owner, it)| match it {
+                let ends = seen.certificates.iter().filter_map(|(owner, found)| match found {
                     SeenCertificate::Made { ends, .. } => Some((*owner, *ends)),
                     SeenCertificate::NoSecret | SeenCertificate::Unusable => None,
                 });
-                let report =
-                    Report { ca_ends: Some(ca.signer.validity.ends), ends: ends.collect() };
+                let report = CertificateReport {
+                    ca_ends: Some(ca.signer.validity.ends),
+                    ends: ends.collect(),
+                };
                 return failed.map_or(Ok(report), Err);
             }
             for step in due {
                 let written = self.carry_out(step, &objects, ca.as_ref(), now).await?;
                 match written {
-                    (name, Written::Done) => tracing::info!(?step, name, "certificates"),
-                    (_, Written::Changed) => {} // read again what another one wrote
-                    (name, Written::Failed(cause)) => {
+                    (name, KeptWrite::Done) => tracing::info!(?step, name, "certificates"),
+                    (_, KeptWrite::Changed) => {} // read again what another one wrote
+                    (name, KeptWrite::Failed(cause)) => {
                         failed = Some(KeepError::Unwritten { name, cause });
                     }
                 }
@@ -279,13 +283,13 @@ impl Keeper {
     /// Reads all objects, the CA last: what is written with it never takes back what another one wrote.
     async fn read(&mut self, role: Role) -> Result<Objects, KeepError> {
         let mut objects = Objects::default();
-        for owner in Owner::ALL {
+        for owner in CertificateOwner::ALL {
             let name = secret_of(owner);
             match self.one::<Secret>(&self.namespace, name).await.map(|(found, _)| found) {
                 Ok(Some(secret)) => drop(objects.certificates.insert(owner, secret)),
-                Ok(None) if owner == Owner::Extender => return Err(self.missing(name)),
+                Ok(None) if owner == CertificateOwner::Extender => return Err(self.missing(name)),
                 Ok(None) => self.note(name, vec![format!("there is no Secret `{name}`")]),
-                Err(error) if owner == Owner::Extender => return Err(error),
+                Err(error) if owner == CertificateOwner::Extender => return Err(error),
                 Err(error) => self.note(name, vec![error.to_string()]),
             }
         }
@@ -308,7 +312,7 @@ impl Keeper {
     }
 
     /// An object, and when that was by the clock of the API server.
-    async fn one<T: Kept>(
+    async fn one<T: KeptObject>(
         &self,
         namespace: &str,
         name: &'static str,
@@ -318,7 +322,7 @@ impl Keeper {
     }
 
     /// An object that may be missing.
-    async fn optional<T: Kept>(
+    async fn optional<T: KeptObject>(
         &mut self,
         namespace: &str,
         name: &'static str,
@@ -340,31 +344,31 @@ impl Keeper {
     /// One write, and the object that it is about.
     async fn carry_out(
         &self,
-        step: Step,
+        step: RotationStep,
         objects: &Objects,
         ca: Option<&Authority>,
         now: UnixTime,
-    ) -> Result<(&'static str, Written), KeepError> {
+    ) -> Result<(&'static str, KeptWrite), KeepError> {
         match (step, ca) {
-            (Step::Sign(owner, ends), Some(ca)) => {
+            (RotationStep::Sign(owner, ends), Some(ca)) => {
                 let names = self.names.get(&owner).map_or(&[][..], Vec::as_slice);
                 let validity = Validity { starts: now.minus(EARLIER), ends };
                 let wanted = Wanted { names, usage: usage_of(owner), validity };
                 let data = certificate_data(sign(&ca.signer.pair, wanted)?, &ca.bundle());
                 Ok(self.write_secret(objects, owner, data).await)
             }
-            (Step::AddBundle(owner), Some(ca)) => {
+            (RotationStep::AddBundle(owner), Some(ca)) => {
                 let bundle = k8s_openapi::ByteString(ca.bundle().into());
-                let data = Data::from([(BUNDLE.to_owned(), bundle)]);
+                let data = SecretData::from([(BUNDLE.to_owned(), bundle)]);
                 Ok(self.write_secret(objects, owner, data).await)
             }
-            (Step::Publish(place), Some(ca)) => {
+            (RotationStep::Publish(place), Some(ca)) => {
                 Ok(self.publish(objects, place, &ca.bundle()).await)
             }
-            (Step::ForgetNextCa, Some(_)) => {
+            (RotationStep::ForgetNextCa, Some(_)) => {
                 Ok((CA, self.writer.replace_kept(&without_next(&objects.ca)).await))
             }
-            (Step::MakeCa, _) | (_, None) => {
+            (RotationStep::MakeCa, _) | (_, None) => {
                 let secret = with_data(&objects.ca, Authority::make(now)?.data());
                 Ok((CA, self.writer.replace_kept(&secret).await))
             }
@@ -374,12 +378,12 @@ impl Keeper {
     async fn write_secret(
         &self,
         objects: &Objects,
-        owner: Owner,
-        data: Data,
-    ) -> (&'static str, Written) {
+        owner: CertificateOwner,
+        data: SecretData,
+    ) -> (&'static str, KeptWrite) {
         let written = match objects.certificates.get(&owner) {
             Some(secret) => self.writer.replace_kept(&with_data(secret, data)).await,
-            None => Written::Changed,
+            None => KeptWrite::Changed,
         };
         (secret_of(owner), written)
     }
@@ -387,34 +391,34 @@ impl Keeper {
     async fn publish(
         &self,
         objects: &Objects,
-        place: Place,
+        place: BundlePlace,
         bundle: &str,
-    ) -> (&'static str, Written) {
+    ) -> (&'static str, KeptWrite) {
         match place {
-            Place::Agents => {
+            BundlePlace::Agents => {
                 let written = match &objects.agents {
                     Some(map) => self.writer.replace_kept(&with_bundle(map, bundle)).await,
-                    None => Written::Changed,
+                    None => KeptWrite::Changed,
                 };
                 ("ConfigMap", written)
             }
-            Place::Webhooks => {
+            BundlePlace::Webhooks => {
                 let written = match &objects.webhooks {
                     Some(all) => {
                         let fields = webhook_fields(all, bundle);
                         self.writer.patch_kept(all, fields, Merge::ByName).await
                     }
-                    None => Written::Changed,
+                    None => KeptWrite::Changed,
                 };
                 ("MutatingWebhookConfiguration", written)
             }
-            Place::ApiService => {
+            BundlePlace::ApiService => {
                 let written = match &objects.api_service {
                     Some(service) => {
                         let fields = api_service_fields(bundle);
                         self.writer.patch_kept(service, fields, Merge::Plain).await
                     }
-                    None => Written::Changed,
+                    None => KeptWrite::Changed,
                 };
                 ("APIService", written)
             }
@@ -422,18 +426,14 @@ impl Keeper {
     }
 
     /// Publishes the CA of `tls`, which others made.
-    async fn publish_file(&mut self, role: Role) -> Result<Report, KeepError> {
-        let read = |path: &PathBuf| {
-            std::fs::read(path).map_err(|fault| KeepError::Read { path: path.clone(), fault })
-        };
+    async fn publish_file(&mut self, role: Role) -> Result<CertificateReport, KeepError> {
         let (ca, own) = (read(&self.tls.ca_file)?, read(&self.tls.certificate_file)?);
         let all = checked::many("ca.crt", &ca)?;
         let chain = checked::many("tls.crt", &own)?;
-        let ends = |der| checked::validity(der).map(|it| it.ends);
-        let own = chain.first().and_then(ends);
-        let report = Report {
-            ca_ends: all.iter().filter_map(ends).min(),
-            ends: own.map(|ends| (Owner::Extender, ends)).into_iter().collect(),
+        let own = chain.first().and_then(end_of);
+        let report = CertificateReport {
+            ca_ends: all.iter().filter_map(end_of).min(),
+            ends: own.map(|ends| (CertificateOwner::Extender, ends)).into_iter().collect(),
         };
         if role == Role::Reads || all.is_empty() {
             return Ok(report);
@@ -441,12 +441,12 @@ impl Keeper {
         let bundle: String = all.iter().map(to_pem).collect();
         let mut objects = Objects::default();
         self.read_places(&mut objects).await;
-        for place in Place::ALL {
+        for place in BundlePlace::ALL {
             if objects.bundle(place, &bundle) == SeenBundle::Outdated {
                 match self.publish(&objects, place, &bundle).await {
-                    (name, Written::Done) => tracing::info!(name, "the CA is published"),
-                    (_, Written::Changed) => {} // the next pass
-                    (name, Written::Failed(cause)) => {
+                    (name, KeptWrite::Done) => tracing::info!(name, "the CA is published"),
+                    (_, KeptWrite::Changed) => {} // the next pass
+                    (name, KeptWrite::Failed(cause)) => {
                         return Err(KeepError::Unwritten { name, cause });
                     }
                 }
@@ -456,8 +456,17 @@ impl Keeper {
     }
 }
 
+fn read(path: &Path) -> Result<Vec<u8>, KeepError> {
+    std::fs::read(path).map_err(|fault| KeepError::Read { path: path.to_owned(), fault })
+}
+
+/// When a certificate ends.
+fn end_of(der: &CertificateDer<'_>) -> Option<UnixTime> {
+    checked::validity(der).map(|validity| validity.ends)
+}
+
 /// The names in the certificate of each owner.
-fn names(settings: &CertificatesConfig, namespace: &str) -> Names {
+fn names(settings: &CertificatesConfig, namespace: &str) -> CertificateNames {
     let mut extender = vec![REPLICA_NAME.to_owned(), "gpupack".to_owned()];
     for end in ["", ".svc", ".svc.cluster.local"] {
         extender.push(format!("gpupack.{namespace}{end}"));
@@ -471,9 +480,9 @@ fn names(settings: &CertificatesConfig, namespace: &str) -> Names {
     }
     let webhook = [".svc", ".svc.cluster.local"];
     let webhook = webhook.map(|end| format!("gpupack-webhook.{namespace}{end}"));
-    Names::from([
-        (Owner::Extender, unique),
-        (Owner::Scheduler, vec![SCHEDULER_NAME.to_owned()]),
-        (Owner::Webhook, webhook.into()),
+    CertificateNames::from([
+        (CertificateOwner::Extender, unique),
+        (CertificateOwner::Scheduler, vec![SCHEDULER_NAME.to_owned()]),
+        (CertificateOwner::Webhook, webhook.into()),
     ])
 }

@@ -8,10 +8,12 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use serde_json::{Value, json};
 
-use crate::issuing::authority::{Authority, BUNDLE, Data, NEXT};
-use crate::issuing::checked::{Checked, Expected, certificate};
+use crate::issuing::authority::{Authority, BUNDLE, NEXT, SecretData, value_of};
+use crate::issuing::checked::{Checked, ExpectedCertificate, certificate};
 use crate::issuing::pair::{Pair, Usage};
-use crate::rotation::plan::{Owner, Place, Seen, SeenBundle, SeenCertificate, UnixTime};
+use crate::rotation::plan::{
+    BundlePlace, CertificateOwner, SeenBundle, SeenCertificate, SeenObjects, UnixTime,
+};
 
 /// The key of the certificate in a Secret.
 pub const CERTIFICATE: &str = "tls.crt";
@@ -26,27 +28,27 @@ pub const WEBHOOKS: &str = "gpupack";
 pub const API_SERVICE: &str = "v1.inspection.gpupack.dev";
 
 /// The Secret of an owner.
-pub fn secret_of(owner: Owner) -> &'static str {
+pub fn secret_of(owner: CertificateOwner) -> &'static str {
     match owner {
-        Owner::Extender => "gpupack-extender-tls",
-        Owner::Scheduler => "gpupack-scheduler-tls",
-        Owner::Webhook => "gpupack-webhook-tls",
+        CertificateOwner::Extender => "gpupack-extender-tls",
+        CertificateOwner::Scheduler => "gpupack-scheduler-tls",
+        CertificateOwner::Webhook => "gpupack-webhook-tls",
     }
 }
 
 /// What an owner is on connections.
-pub fn usage_of(owner: Owner) -> Usage {
+pub fn usage_of(owner: CertificateOwner) -> Usage {
     match owner {
-        Owner::Extender => Usage::Both,
-        Owner::Scheduler => Usage::Client,
-        Owner::Webhook => Usage::Server,
+        CertificateOwner::Extender => Usage::Both,
+        CertificateOwner::Scheduler => Usage::Client,
+        CertificateOwner::Webhook => Usage::Server,
     }
 }
 
 /// The objects. One that is `None` is not there, or may not be read.
 #[derive(Clone, Default)]
 pub struct Objects {
-    pub certificates: BTreeMap<Owner, Secret>,
+    pub certificates: BTreeMap<CertificateOwner, Secret>,
     pub agents: Option<ConfigMap>,
     pub webhooks: Option<MutatingWebhookConfiguration>,
     pub api_service: Option<APIService>,
@@ -57,11 +59,11 @@ pub struct Objects {
 }
 
 /// The names that the certificate of each owner has.
-pub type Names = BTreeMap<Owner, Vec<String>>;
+pub type CertificateNames = BTreeMap<CertificateOwner, Vec<String>>;
 
 /// What objects mean.
 pub struct Meaning {
-    pub seen: Seen,
+    pub seen: SeenObjects,
     /// The certificate of the extender, if it can be used.
     pub own: Option<Pair>,
     /// What is wrong in which object, for the log.
@@ -70,29 +72,35 @@ pub struct Meaning {
 
 impl Objects {
     /// What they mean now, with this CA.
-    pub fn meaning(&self, ca: Option<&Authority>, names: &Names, now: UnixTime) -> Meaning {
+    pub fn meaning(
+        &self,
+        ca: Option<&Authority>,
+        names: &CertificateNames,
+        now: UnixTime,
+    ) -> Meaning {
         let mut faults = Vec::new();
         let mut own = None;
         let mut certificates = BTreeMap::new();
-        for owner in Owner::ALL {
+        for owner in CertificateOwner::ALL {
             let Some(secret) = self.certificates.get(&owner) else {
                 certificates.insert(owner, SeenCertificate::NoSecret);
                 continue;
             };
-            let empty = Data::new();
+            let empty = SecretData::new();
             let data = secret.data.as_ref().unwrap_or(&empty);
-            let value = |key: &str| data.get(key).map_or(&[][..], |value| &value.0);
-            let is_empty = value(CERTIFICATE).is_empty() && value(KEY).is_empty();
+            let (pem, key) = (value_of(data, CERTIFICATE), value_of(data, KEY));
+            let is_empty = pem.is_empty() && key.is_empty();
             let names = names.get(&owner).map_or(&[][..], Vec::as_slice);
             let Some(ca) = ca.filter(|_| !is_empty) else {
                 certificates.insert(owner, SeenCertificate::Unusable);
                 continue;
             };
-            let expected = Expected { names, usage: usage_of(owner), ca: &ca.signer, now };
-            let seen = match certificate(value(CERTIFICATE), value(KEY), expected) {
+            let expected =
+                ExpectedCertificate { names, usage: usage_of(owner), ca: &ca.signer, now };
+            let seen = match certificate(pem, key, expected) {
                 Ok(Checked { pair, validity, is_by_signer }) => {
-                    own = own.or_else(|| (owner == Owner::Extender).then_some(pair));
-                    let has_bundle = value(BUNDLE) == ca.bundle().as_bytes();
+                    own = own.or_else(|| (owner == CertificateOwner::Extender).then_some(pair));
+                    let has_bundle = value_of(data, BUNDLE) == ca.bundle().as_bytes();
                     SeenCertificate::Made { ends: validity.ends, is_by_signer, has_bundle }
                 }
                 Err(fault) => {
@@ -103,29 +111,29 @@ impl Objects {
             certificates.insert(owner, seen);
         }
         let bundle = ca.map(Authority::bundle).unwrap_or_default();
-        let places = Place::ALL.into_iter().map(|place| (place, self.bundle(place, &bundle)));
+        let places = BundlePlace::ALL.into_iter().map(|place| (place, self.bundle(place, &bundle)));
         let bundles = places.collect();
         let ca = ca.map(|ca| ca.signer.validity);
         let has_next_ca =
             self.ca.data.iter().any(|data| NEXT.iter().any(|key| data.contains_key(*key)));
-        Meaning { seen: Seen { ca, has_next_ca, certificates, bundles }, own, faults }
+        Meaning { seen: SeenObjects { ca, has_next_ca, certificates, bundles }, own, faults }
     }
 
     /// Whether a place has this bundle.
-    pub fn bundle(&self, place: Place, bundle: &str) -> SeenBundle {
+    pub fn bundle(&self, place: BundlePlace, bundle: &str) -> SeenBundle {
         let is_bundle = |text: &Option<ByteString>| {
             text.as_ref().is_some_and(|text| text.0 == bundle.as_bytes())
         };
         let found = match place {
-            Place::Agents => self.agents.as_ref().map(|map| {
+            BundlePlace::Agents => self.agents.as_ref().map(|map| {
                 let text = map.data.as_ref().and_then(|data| data.get(BUNDLE));
                 text.is_some_and(|text| text == bundle)
             }),
-            Place::Webhooks => self.webhooks.as_ref().map(|all| {
+            BundlePlace::Webhooks => self.webhooks.as_ref().map(|all| {
                 let mut each = all.webhooks.iter().flatten();
                 each.all(|webhook| is_bundle(&webhook.client_config.ca_bundle))
             }),
-            Place::ApiService => self.api_service.as_ref().map(|service| {
+            BundlePlace::ApiService => self.api_service.as_ref().map(|service| {
                 service.spec.as_ref().is_some_and(|spec| is_bundle(&spec.ca_bundle))
             }),
         };
@@ -138,7 +146,7 @@ impl Objects {
 }
 
 /// A Secret with these values, in place of what it has under the same keys.
-pub fn with_data(secret: &Secret, values: Data) -> Secret {
+pub fn with_data(secret: &Secret, values: SecretData) -> Secret {
     let mut secret = secret.clone();
     secret.data.get_or_insert_default().extend(values);
     secret
@@ -152,7 +160,7 @@ pub fn without_next(secret: &Secret) -> Secret {
 }
 
 /// The values of the Secret of a certificate.
-pub fn certificate_data(pair: Pair, bundle: &str) -> Data {
+pub fn certificate_data(pair: Pair, bundle: &str) -> SecretData {
     let values = [(CERTIFICATE, pair.certificate), (KEY, pair.key), (BUNDLE, bundle.to_owned())];
     values.into_iter().map(|(key, text)| (key.to_owned(), ByteString(text.into()))).collect()
 }
@@ -168,7 +176,8 @@ pub fn with_bundle(map: &ConfigMap, bundle: &str) -> ConfigMap {
 pub fn webhook_fields(all: &MutatingWebhookConfiguration, bundle: &str) -> Value {
     let bundle = ByteString(bundle.into());
     let each = all.webhooks.iter().flatten();
-    let each = each.map(|it| json!({"name": it.name, "clientConfig": {"caBundle": &bundle}}));
+    let each =
+        each.map(|webhook| json!({"name": webhook.name, "clientConfig": {"caBundle": &bundle}}));
     json!({"webhooks": each.collect::<Vec<_>>()})
 }
 

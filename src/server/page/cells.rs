@@ -20,12 +20,12 @@ const USED_STEP: u64 = 20;
 
 /// Names in the order in which they were first sent, each with its number then.
 #[derive(Debug, Default)]
-pub(crate) struct Names {
+pub(crate) struct SentNames {
     names: Vec<(u64, String)>,
     positions: BTreeMap<String, usize>,
 }
 
-impl Names {
+impl SentNames {
     /// The position of a name. A new name is sent under `number`.
     fn position(&mut self, name: &str, number: u64) -> usize {
         if let Some(position) = self.positions.get(name) {
@@ -57,8 +57,8 @@ impl Names {
 /// The names to which cells refer by position.
 #[derive(Debug, Default)]
 pub(crate) struct Legend {
-    pub(crate) models: Names,
-    pub(crate) namespaces: Names,
+    pub(crate) models: SentNames,
+    pub(crate) namespaces: SentNames,
 }
 
 /// Input for a cell, beside the node's state.
@@ -137,7 +137,7 @@ fn gpu_cell(node: &NodeState, device_state: &DeviceState, sight: &mut Sight<'_>)
     ))
 }
 
-fn thousandths(share: Share) -> u64 {
+pub(crate) fn thousandths(share: Share) -> u64 {
     share.millionths() / 1_000
 }
 
@@ -199,7 +199,7 @@ mod tests {
             let mut sight = Sight { details: &details, limits, legend: &mut legend, number: 1 };
             let gpus = node_cell(&node, &mut sight).gpus;
             let tenants = |GpuCell(gpu): GpuCell| -> Vec<(u64, u64, u8)> {
-                let parts = |TenantCell(it): TenantCell| (it.1, it.2, it.3 & !2);
+                let parts = |TenantCell(cell): TenantCell| (cell.1, cell.2, cell.3 & !2);
                 gpu.4.into_iter().map(parts).collect()
             };
             gpus.into_iter().map(tenants).collect::<Vec<_>>()
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn a_name_is_sent_once() {
-        let mut names = Names::default();
+        let mut names = SentNames::default();
         assert_eq!(
             (names.position("a", 1), names.position("b", 1), names.position("a", 2)),
             (0, 1, 0)

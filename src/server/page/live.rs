@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
-use crate::http::limits::{Clients, Connection, Limits};
+use crate::http::limits::{Clients, Connection, ListenerLimits};
 use crate::page::cells::{Legend, Sight, node_cell};
 use crate::page::summary::{ageless, figures, kept_rooms_of, teams_of, waiting_of};
 use crate::page::trend::{POINT_EVERY, Trend, point};
@@ -89,7 +89,7 @@ impl Live {
             started: clock.unix_seconds(),
             map: Mutex::default(),
             news: watch::Sender::new(0),
-            streams: Clients::new(Limits::new(MAX_STREAMS, 0)),
+            streams: Clients::new(ListenerLimits::new(MAX_STREAMS, 0)),
             is_closed: watch::Sender::new(false),
         }
     }
@@ -126,8 +126,8 @@ impl Live {
 
     /// The name of the newest snapshot: process, generation, what the viewer sees, number.
     fn name(&self, map: &FleetMap, viewer: &Viewer) -> String {
-        let (process, sight) = (std::process::id(), viewer.tag());
-        format!("{:x}-{process:x}-{}-{sight}.{}", self.started, map.generation, map.number)
+        let (process, tag) = (std::process::id(), viewer.tag());
+        format!("{:x}-{process:x}-{}-{tag}.{}", self.started, map.generation, map.number)
     }
 
     /// Brings the map in line with the ledger: O(changed nodes), sometimes O(nodes).
@@ -152,18 +152,24 @@ impl Live {
     pub(crate) fn snapshot(&self, app: &App, viewer: &Viewer) -> (Vec<u8>, String) {
         self.refresh(app);
         let map = self.map();
-        let sight = Seen::of(app, &map, viewer);
+        let seen = SeenMap::of(app, &map, viewer);
         let snapshot = Summary {
             api_version: ApiVersion::default(),
             kind: SummaryKind::default(),
             version: Cow::Borrowed(env!("CARGO_PKG_VERSION")),
             at: self.name(&map, viewer),
             unix_seconds: app.clock.unix_seconds(),
-            figures: sight.figures(),
+            figures: seen.figures(),
             trend: map.trend.after(0),
             models: map.legend.models.all(),
-            namespaces: map.legend.namespaces.all().into_iter().map(|it| sight.name(it)).collect(),
-            nodes: sight.cells(map.nodes.values().filter_map(|(_, cell)| cell.as_deref())),
+            namespaces: map
+                .legend
+                .namespaces
+                .all()
+                .into_iter()
+                .map(|name| seen.name(name))
+                .collect(),
+            nodes: seen.cells(map.nodes.values().filter_map(|(_, cell)| cell.as_deref())),
         };
         (to_json(&snapshot), snapshot.at)
     }
@@ -181,14 +187,14 @@ impl Live {
         };
         let number = number.parse::<u64>().ok().filter(|number| *number <= map.number);
         let Some(number) = number.filter(|_| known == now) else { return News::Reload };
-        let sight = Seen::of(app, &map, viewer);
+        let seen = SeenMap::of(app, &map, viewer);
         let fresh = || map.nodes.iter().filter(|(_, (changed, _))| *changed > number);
         let delta = SummaryDelta {
             api_version: ApiVersion::default(),
             kind: SummaryDeltaKind::default(),
             at: at.clone(),
             unix_seconds: app.clock.unix_seconds(),
-            figures: (map.figures_seen.1 > number).then(|| sight.figures()),
+            figures: (map.figures_seen.1 > number).then(|| seen.figures()),
             trend: map.trend.after(number),
             models: map.legend.models.after(number),
             namespaces: map
@@ -196,11 +202,11 @@ impl Live {
                 .namespaces
                 .after(number)
                 .into_iter()
-                .map(|(at, name)| (at, sight.name(name)))
+                .map(|(at, name)| (at, seen.name(name)))
                 .collect(),
-            nodes: sight.cells(fresh().filter_map(|(_, (_, cell))| cell.as_deref())),
+            nodes: seen.cells(fresh().filter_map(|(_, (_, cell))| cell.as_deref())),
             gone: fresh()
-                .filter(|(_, (_, it))| it.is_none())
+                .filter(|(_, (_, cell))| cell.is_none())
                 .map(|(name, _)| Cow::Borrowed(name.as_str()))
                 .collect(),
         };
@@ -209,7 +215,7 @@ impl Live {
 }
 
 /// The map as a viewer sees it.
-struct Seen<'a> {
+struct SeenMap<'a> {
     app: &'a App,
     map: &'a FleetMap,
     viewer: &'a Viewer,
@@ -217,7 +223,7 @@ struct Seen<'a> {
     hidden: BTreeSet<usize>,
 }
 
-impl<'a> Seen<'a> {
+impl<'a> SeenMap<'a> {
     fn of(app: &'a App, map: &'a FleetMap, viewer: &'a Viewer) -> Self {
         let names = map.legend.namespaces.all().into_iter().enumerate();
         let hidden = names.filter(|(_, name)| !viewer.sees(name)).map(|(at, _)| at).collect();
@@ -238,20 +244,21 @@ impl<'a> Seen<'a> {
         if self.viewer.sees(&name) { name } else { Cow::Borrowed("") }
     }
 
-    /// Cells in which tenants of other namespaces have none.
     fn cells(&self, cells: impl Iterator<Item = &'a RawValue>) -> Vec<Cow<'a, RawValue>> {
-        let hide = |cell: &'a RawValue| {
-            if self.hidden.is_empty() {
-                return Cow::Borrowed(cell);
-            }
-            let mut node: NodeCell = serde_json::from_str(cell.get()).expect("a cell of ours");
-            for TenantCell(tenant) in node.gpus.iter_mut().flat_map(|GpuCell(gpu)| &mut gpu.4) {
-                tenant.0 = tenant.0.filter(|position| !self.hidden.contains(position));
-            }
-            let cell = serde_json::value::to_raw_value(&node);
-            Cow::Owned(cell.expect("cells are made of texts and numbers"))
-        };
-        cells.map(hide).collect()
+        cells.map(|cell| self.cell(cell)).collect()
+    }
+
+    /// The cell, in which tenants of other namespaces have none.
+    fn cell(&self, cell: &'a RawValue) -> Cow<'a, RawValue> {
+        if self.hidden.is_empty() {
+            return Cow::Borrowed(cell);
+        }
+        let mut node: NodeCell = serde_json::from_str(cell.get()).expect("a cell of ours");
+        for TenantCell(tenant) in node.gpus.iter_mut().flat_map(|GpuCell(gpu)| &mut gpu.4) {
+            tenant.0 = tenant.0.filter(|position| !self.hidden.contains(position));
+        }
+        let cell = serde_json::value::to_raw_value(&node);
+        Cow::Owned(cell.expect("cells are made of texts and numbers"))
     }
 }
 
@@ -261,8 +268,7 @@ impl FleetMap {
             self.start_over();
         }
         let (now, next) = (app.clock.now(), self.number + 1);
-        let is_due = |last: Option<Timestamp>, every| last.is_none_or(|at| now.since(at) >= every);
-        let is_sweep = is_due(self.swept, SWEEP_EVERY);
+        let is_sweep = is_due(self.swept, SWEEP_EVERY, now);
         let (mut seen, mut is_news) = (self.seen, false);
         let mut there = BTreeSet::new();
         let look = |node: &NodeState, details: &NodeDetails| {
@@ -281,7 +287,7 @@ impl FleetMap {
             is_news |= self.lose_others(&there, next);
         }
         self.seen = seen;
-        if is_due(self.figures_seen.2, FIGURES_EVERY) {
+        if is_due(self.figures_seen.2, FIGURES_EVERY, now) {
             self.figures = figures(app);
             let ageless = ageless(&mut self.figures);
             if ageless != self.figures_seen.0 {
@@ -295,9 +301,8 @@ impl FleetMap {
 
     /// Notes that nodes which the ledger has forgotten are gone. Returns whether there are any.
     fn lose_others(&mut self, there: &BTreeSet<NodeName>, next: u64) -> bool {
-        let is_there = |name: &str| there.contains(&NodeName::new(name));
         let shown = self.nodes.iter_mut().filter(|(_, (_, cell))| cell.is_some());
-        let gone = shown.filter(|(name, _)| !is_there(name.as_str()));
+        let gone = shown.filter(|(name, _)| !there.contains(&NodeName::new(name.as_str())));
         gone.map(|(_, known)| *known = (next, None)).count() > 0
     }
 
@@ -336,6 +341,10 @@ impl FleetMap {
     }
 }
 
+fn is_due(last: Option<Timestamp>, every: Duration, now: Timestamp) -> bool {
+    last.is_none_or(|last| now.since(last) >= every)
+}
+
 /// Checks for changes while browsers listen, and adds points to the trend.
 pub async fn run(app: &Arc<App>, live: &Arc<Live>) {
     let mut tick = tokio::time::interval(LOOK_EVERY);
@@ -344,7 +353,7 @@ pub async fn run(app: &Arc<App>, live: &Arc<Live>) {
     loop {
         tick.tick().await;
         let now = app.clock.now();
-        let is_point_due = pointed.is_none_or(|at| now.since(at) >= POINT_EVERY);
+        let is_point_due = is_due(pointed, POINT_EVERY, now);
         if is_point_due {
             pointed = Some(now);
         }

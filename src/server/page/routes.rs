@@ -87,7 +87,6 @@ pub(crate) async fn summary(
     Extension(viewer): Extension<Viewer>,
     headers: HeaderMap,
 ) -> Response {
-    let requested = headers.clone();
     let live = Arc::clone(&service.live);
     let answer = look(&service.app, move |app| {
         let (snapshot, at) = live.snapshot(app, &viewer);
@@ -98,7 +97,7 @@ pub(crate) async fn summary(
         {
             return (tag, StatusCode::NOT_MODIFIED.into_response());
         }
-        (tag, packed(&requested, "application/json", snapshot))
+        (tag, packed(&headers, "application/json", snapshot))
     });
     match answer.await {
         Err(refused) => refused,
@@ -182,7 +181,8 @@ fn packed(headers: &HeaderMap, kind: &'static str, body: Vec<u8>) -> Response {
         (header::CACHE_CONTROL, "no-cache"),
         (header::VARY, "accept-encoding"),
     ];
-    let is_gzip = accepted.is_some_and(|it| it.split(',').any(|one| one.trim() == "gzip"));
+    let is_gzip =
+        accepted.is_some_and(|accepted| accepted.split(',').any(|one| one.trim() == "gzip"));
     let pressed = is_gzip.then(|| {
         let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
         encoder.write_all(&body).and_then(|()| encoder.finish())

@@ -63,7 +63,7 @@ pub(crate) async fn events(
     let resumed = headers.get("last-event-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
     let after = resumed.or(query.after).unwrap_or_default();
     let (sender, receiver) = mpsc::channel(1);
-    let feed = feed((service, viewer), after, sender);
+    let feed = feed(service, viewer, after, sender);
     tokio::spawn(async move { place.unless_closed(feed).await });
     let events = futures::stream::unfold(receiver, |mut receiver| async {
         Some((Ok::<Event, Infallible>(receiver.recv().await?), receiver))
@@ -75,11 +75,7 @@ pub(crate) async fn events(
 }
 
 /// Makes each message only after the browser has taken the one before.
-async fn feed(
-    (service, viewer): (Service, Viewer),
-    mut after: String,
-    sender: mpsc::Sender<Event>,
-) {
+async fn feed(service: Service, viewer: Viewer, mut after: String, sender: mpsc::Sender<Event>) {
     let Service { app, live, .. } = service;
     let began = app.clock.now();
     let (mut news, mut closing) = (live.news(), live.closing());
@@ -96,11 +92,10 @@ async fn feed(
         if app.clock.now().since(began) > LONGEST_STREAM {
             return room.send(Event::default().retry(NEXT_STREAM).comment("ask again"));
         }
-        let (requested, shown, from) = (Arc::clone(&app), Arc::clone(&live), after.clone());
+        let (worker, page, from) = (Arc::clone(&app), Arc::clone(&live), after.clone());
         let viewer = viewer.clone();
-        let newer = move || shown.since(&requested, &from, &viewer);
-        let found = tokio::task::spawn_blocking(newer).await;
-        match found {
+        let found = tokio::task::spawn_blocking(move || page.since(&worker, &from, &viewer));
+        match found.await {
             Ok(News::Nothing) => drop(room),
             Ok(News::Delta(delta, at)) => {
                 let event = Event::default().event("delta").id(&at);

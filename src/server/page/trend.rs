@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use crate::page::cells::thousandths;
 use control::shared::app::App;
 use wire::api::page::TrendPoint;
-use wire::units::Share;
 
 /// Time between two points.
 pub(crate) const POINT_EVERY: Duration = Duration::from_secs(5);
@@ -31,26 +31,25 @@ impl Trend {
 
     /// The points sent after `number`, the oldest first.
     pub(crate) fn after(&self, number: u64) -> Vec<TrendPoint> {
-        let fresh = self.points.iter().filter(|(reported, _)| *reported > number);
+        let fresh = self.points.iter().filter(|(sent, _)| *sent > number);
         fresh.map(|(_, point)| *point).collect()
     }
 
     /// Sends all points under `number` from now on: the numbers of an earlier map are void.
     pub(crate) fn retell(&mut self, number: u64) {
-        self.points.iter_mut().for_each(|(reported, _)| *reported = number);
+        self.points.iter_mut().for_each(|(sent, _)| *sent = number);
     }
 }
 
 /// The cluster now.
 pub(crate) fn point(app: &App) -> TrendPoint {
     let packing = app.ledger.packing();
-    let of = |ratio: Share| ratio.millionths() / 1_000;
     let is_there = packing.devices > 0;
     TrendPoint((
         app.clock.unix_seconds(),
-        (packing.occupied > 0).then(|| of(packing.efficiency())),
-        is_there.then(|| of(packing.fragmentation())),
-        is_there.then(|| of(packing.allocation())),
+        (packing.occupied > 0).then(|| thousandths(packing.efficiency())),
+        is_there.then(|| thousandths(packing.fragmentation())),
+        is_there.then(|| thousandths(packing.allocation())),
         app.waiting.refused_count(),
     ))
 }

@@ -75,21 +75,21 @@ impl Validity {
 
 /// Who has a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Owner {
+pub enum CertificateOwner {
     /// All replicas of the extender.
     Extender,
     Scheduler,
     Webhook,
 }
 
-impl Owner {
+impl CertificateOwner {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Extender, Self::Scheduler, Self::Webhook];
 }
 
 /// Where the bundle is besides the Secrets with certificates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Place {
+pub enum BundlePlace {
     /// The ConfigMap that agents read.
     Agents,
     /// The configuration by which the API server calls the webhook.
@@ -98,7 +98,7 @@ pub enum Place {
     ApiService,
 }
 
-impl Place {
+impl BundlePlace {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Agents, Self::Webhooks, Self::ApiService];
 }
@@ -132,34 +132,34 @@ pub enum SeenBundle {
 
 /// Everything that there is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct SeenObjects {
     /// When the CA is valid; `None`: there is none that can be used.
     pub ca: Option<Validity>,
     /// Whether the Secret has a CA that a version before was to sign with next.
     pub has_next_ca: bool,
     /// The certificates. An owner that is not here has no Secret.
-    pub certificates: BTreeMap<Owner, SeenCertificate>,
+    pub certificates: BTreeMap<CertificateOwner, SeenCertificate>,
     /// The bundle in other places. A place that is not here is absent.
-    pub bundles: BTreeMap<Place, SeenBundle>,
+    pub bundles: BTreeMap<BundlePlace, SeenBundle>,
 }
 
 /// One write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum RotationStep {
     MakeCa,
     /// Sign a certificate that ends at this time, and write the bundle beside it.
-    Sign(Owner, UnixTime),
+    Sign(CertificateOwner, UnixTime),
     /// Write the bundle beside a certificate.
-    AddBundle(Owner),
-    Publish(Place),
+    AddBundle(CertificateOwner),
+    Publish(BundlePlace),
     /// Forget the CA that was to sign next, and its key: clients go on trusting it.
     ForgetNextCa,
 }
 
 /// The writes that are due, in their order, where a certificate lasts for `life`. The CA is made alone: the others
 /// are found when it is there. A CA that is not valid now stays, and nothing is due.
-pub fn steps(seen: &Seen, life: Duration, now: UnixTime) -> Vec<Step> {
-    let Some(ca) = &seen.ca else { return vec![Step::MakeCa] };
+pub fn steps(seen: &SeenObjects, life: Duration, now: UnixTime) -> Vec<RotationStep> {
+    let Some(ca) = &seen.ca else { return vec![RotationStep::MakeCa] };
     if !ca.contains(now) {
         return Vec::new();
     }
@@ -168,20 +168,20 @@ pub fn steps(seen: &Seen, life: Duration, now: UnixTime) -> Vec<Step> {
     for (owner, certificate) in &seen.certificates {
         match certificate {
             SeenCertificate::NoSecret => {}
-            SeenCertificate::Unusable => steps.push(Step::Sign(*owner, end)),
+            SeenCertificate::Unusable => steps.push(RotationStep::Sign(*owner, end)),
             SeenCertificate::Made { ends, is_by_signer, has_bundle } => {
                 let is_due = now.plus(2 * life / 3) >= *ends && end > *ends;
                 if is_due || !is_by_signer {
-                    steps.push(Step::Sign(*owner, end));
+                    steps.push(RotationStep::Sign(*owner, end));
                 } else if !has_bundle {
-                    steps.push(Step::AddBundle(*owner));
+                    steps.push(RotationStep::AddBundle(*owner));
                 }
             }
         }
     }
     let outdated = seen.bundles.iter().filter(|(_, bundle)| **bundle == SeenBundle::Outdated);
-    steps.extend(outdated.map(|(place, _)| Step::Publish(*place)));
-    steps.extend(seen.has_next_ca.then_some(Step::ForgetNextCa));
+    steps.extend(outdated.map(|(place, _)| RotationStep::Publish(*place)));
+    steps.extend(seen.has_next_ca.then_some(RotationStep::ForgetNextCa));
     steps
 }
 
@@ -200,16 +200,16 @@ mod tests {
     }
 
     /// A CA of 1000 to 10000, certificates until 5900, the bundle everywhere.
-    fn seen() -> Seen {
-        Seen {
+    fn seen() -> SeenObjects {
+        SeenObjects {
             ca: Some(Validity { starts: at(1_000), ends: at(10_000) }),
             has_next_ca: false,
-            certificates: Owner::ALL.map(|owner| (owner, made(5_900))).into(),
-            bundles: Place::ALL.map(|place| (place, SeenBundle::Current)).into(),
+            certificates: CertificateOwner::ALL.map(|owner| (owner, made(5_900))).into(),
+            bundles: BundlePlace::ALL.map(|place| (place, SeenBundle::Current)).into(),
         }
     }
 
-    fn due(seen: &Seen, now: u64) -> Vec<Step> {
+    fn due(seen: &SeenObjects, now: u64) -> Vec<RotationStep> {
         steps(seen, LIFE, at(now))
     }
 
@@ -228,19 +228,19 @@ mod tests {
     fn certificates_are_signed_again_at_a_third_of_their_life_and_made_where_they_are_missing() {
         let mut seen = seen();
         assert_eq!(due(&seen, 5_299), []);
-        let all = Owner::ALL.map(|owner| Step::Sign(owner, at(6_200)));
+        let all = CertificateOwner::ALL.map(|owner| RotationStep::Sign(owner, at(6_200)));
         assert_eq!(due(&seen, 5_300), all);
-        seen.certificates.insert(Owner::Webhook, SeenCertificate::NoSecret);
-        seen.certificates.insert(Owner::Extender, SeenCertificate::Unusable);
-        assert_eq!(due(&seen, 5_000), [Step::Sign(Owner::Extender, at(5_900))]);
+        seen.certificates.insert(CertificateOwner::Webhook, SeenCertificate::NoSecret);
+        seen.certificates.insert(CertificateOwner::Extender, SeenCertificate::Unusable);
+        assert_eq!(due(&seen, 5_000), [RotationStep::Sign(CertificateOwner::Extender, at(5_900))]);
     }
 
     #[test]
     fn no_certificate_outlives_its_ca_or_is_renewed_for_nothing() {
         let mut seen = seen();
         seen.ca = Some(Validity { starts: at(1_000), ends: at(6_000) });
-        assert_eq!(due(&seen, 5_400)[0], Step::Sign(Owner::Extender, at(6_000)));
-        seen.certificates = Owner::ALL.map(|owner| (owner, made(6_000))).into();
+        assert_eq!(due(&seen, 5_400)[0], RotationStep::Sign(CertificateOwner::Extender, at(6_000)));
+        seen.certificates = CertificateOwner::ALL.map(|owner| (owner, made(6_000))).into();
         assert_eq!(due(&seen, 5_999), []);
     }
 
@@ -252,16 +252,16 @@ mod tests {
             is_by_signer,
             has_bundle: false,
         };
-        seen.certificates.insert(Owner::Extender, other(false));
-        seen.certificates.insert(Owner::Webhook, other(true));
-        seen.bundles.insert(Place::Agents, SeenBundle::Outdated);
-        seen.bundles.insert(Place::ApiService, SeenBundle::Absent);
+        seen.certificates.insert(CertificateOwner::Extender, other(false));
+        seen.certificates.insert(CertificateOwner::Webhook, other(true));
+        seen.bundles.insert(BundlePlace::Agents, SeenBundle::Outdated);
+        seen.bundles.insert(BundlePlace::ApiService, SeenBundle::Absent);
         seen.has_next_ca = true;
         let expected = [
-            Step::Sign(Owner::Extender, at(6_000)),
-            Step::AddBundle(Owner::Webhook),
-            Step::Publish(Place::Agents),
-            Step::ForgetNextCa,
+            RotationStep::Sign(CertificateOwner::Extender, at(6_000)),
+            RotationStep::AddBundle(CertificateOwner::Webhook),
+            RotationStep::Publish(BundlePlace::Agents),
+            RotationStep::ForgetNextCa,
         ];
         assert_eq!(due(&seen, 5_100), expected);
     }
@@ -269,11 +269,11 @@ mod tests {
     #[test]
     fn without_a_ca_one_is_made_and_one_that_is_not_valid_stays() {
         let mut seen = seen();
-        seen.certificates.insert(Owner::Extender, SeenCertificate::Unusable);
+        seen.certificates.insert(CertificateOwner::Extender, SeenCertificate::Unusable);
         for now in [999, 10_000] {
             assert_eq!(due(&seen, now), []);
         }
         seen.ca = None;
-        assert_eq!(due(&seen, 5_000), [Step::MakeCa]);
+        assert_eq!(due(&seen, 5_000), [RotationStep::MakeCa]);
     }
 }

@@ -126,8 +126,8 @@ impl ExtenderPreemptionArgs {
         let pod = pod.ok_or(ProtocolError::Missing { field: "Pod" })?.get();
         ProtocolError::if_longer("Pod", pod.len(), LONGEST_OBJECT)?;
         let victims = match (short, whole) {
-            (Some(short), _) => part::<Plan<MetaVictims>>(short)?.victims,
-            (None, Some(whole)) => part::<Plan<Victims>>(whole)?.victims,
+            (Some(short), _) => part::<VictimsByNode<MetaVictims>>(short)?.victims,
+            (None, Some(whole)) => part::<VictimsByNode<Victims>>(whole)?.victims,
             (None, None) => BTreeMap::new(),
         };
         Ok(Self { pod: SeenPod::from_json(pod)?, victims })
@@ -135,21 +135,21 @@ impl ExtenderPreemptionArgs {
 }
 
 /// The victims of all nodes in the form `V`. Reading stops with an error above the limits.
-struct Plan<V> {
+struct VictimsByNode<V> {
     victims: BTreeMap<String, MetaVictims>,
     form: PhantomData<V>,
 }
 
-impl<'de, V: Deserialize<'de> + Into<MetaVictims>> Deserialize<'de> for Plan<V> {
+impl<'de, V: Deserialize<'de> + Into<MetaVictims>> Deserialize<'de> for VictimsByNode<V> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(PlanVisitor(PhantomData))
+        deserializer.deserialize_map(VictimsByNodeVisitor(PhantomData))
     }
 }
 
-struct PlanVisitor<V>(PhantomData<V>);
+struct VictimsByNodeVisitor<V>(PhantomData<V>);
 
-impl<'de, V: Deserialize<'de> + Into<MetaVictims>> Visitor<'de> for PlanVisitor<V> {
-    type Value = Plan<V>;
+impl<'de, V: Deserialize<'de> + Into<MetaVictims>> Visitor<'de> for VictimsByNodeVisitor<V> {
+    type Value = VictimsByNode<V>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object with the victims of each node")
@@ -168,7 +168,7 @@ impl<'de, V: Deserialize<'de> + Into<MetaVictims>> Visitor<'de> for PlanVisitor<
                 return Err(A::Error::custom(error));
             }
         }
-        Ok(Plan { victims, form: PhantomData })
+        Ok(VictimsByNode { victims, form: PhantomData })
     }
 }
 

@@ -23,9 +23,11 @@ pub fn answers(app: &App, query: &PlacementRequest, objects: &[NodeObject<'_>]) 
     let names: Vec<&str> = objects.iter().map(|object| object.name.as_str()).collect();
     let mut answers = ledger.answers(query, &names);
     // The objects whose node the ledger does not know.
-    let is_thought_of =
-        |at: &usize| matches!(answers[*at], Err(Rejection::UnknownNode | Rejection::NodeGone));
-    let places: Vec<usize> = (0..objects.len()).filter(is_thought_of).collect();
+    let unknown = answers
+        .iter()
+        .enumerate()
+        .filter(|(_, answer)| matches!(answer, Err(Rejection::UnknownNode | Rejection::NodeGone)));
+    let places: Vec<usize> = unknown.map(|(at, _)| at).collect();
     if places.is_empty() {
         return answers;
     }

@@ -25,7 +25,7 @@ use kube_api::protocol::bounds::ProtocolError;
 use kube_api::protocol::messages::{
     ExtenderArgs, ExtenderFilterResult, HostPriority, NodesArg, Passed, host_priorities_json,
 };
-use kube_api::protocol::names::Names;
+use kube_api::protocol::names::NodeNames;
 use kube_api::write::events::NoticeReason;
 use wire::ids::{NodeName, PodUid};
 use wire::mutation::{Mutation, mutated};
@@ -76,7 +76,7 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     let mut args = parse(app, body)?;
     args.pod.judge(&app.request_rules);
     let pod = &args.pod;
-    let (names, are_plain) = (|| args.nodes.names(), args.nodes.are_plain());
+    let are_plain = args.nodes.are_plain();
     if let Err(error) = &pod.request {
         app.metrics.refused_request();
         // An event on the pod needs what the watch shows: a caller may describe any pod.
@@ -86,7 +86,7 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
         {
             app.tell(&shown.pod, NoticeReason::GpuRequestRefused, error.to_string());
         }
-        let names = names();
+        let names = args.nodes.names();
         let result = ExtenderFilterResult {
             passed: passed(&args.nodes, &names, &[]),
             failed_and_unresolvable: names.iter().map(|name| (*name, error.reason())).collect(),
@@ -97,14 +97,14 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     }
     let Some(query) = query_of(app, pod, &args.nodes) else {
         // The pod requests no GPU: nothing to refuse, ready or not, but what is kept of a host.
-        let names = names();
+        let names = args.nodes.names();
         let answers = without_gpu(app, pod, &names);
         let fitting = names.iter().zip(&answers).filter(|(_, rejection)| rejection.is_none());
         let fitting: Vec<&str> = fitting.map(|(name, _)| *name).collect();
         let passed_on = (fitting.len() < names.len()).then(|| fitting.into_iter());
         note_passed(app, pod, None, passed_on);
         let passed = passed(&args.nodes, &names, &answers);
-        return Ok(encode_filter(passed, (&names, are_plain), &answers));
+        return Ok(encode_filter(passed, &names, are_plain, &answers));
     };
     if app.readiness() != Readiness::Ready {
         let result = ExtenderFilterResult { error: WARMING_UP, ..Default::default() };
@@ -120,12 +120,12 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
                     template::answers(app, &query, objects).into_iter().map(Result::err).collect()
                 }
             };
-            let names = names();
+            let names = args.nodes.names();
             let fitting = names.iter().zip(&answers).filter(|(_, rejection)| rejection.is_none());
             let fitting: Vec<&str> = fitting.map(|(name, _)| *name).collect();
             note_passed(app, pod, Some(&query), Some(fitting.into_iter()));
             let passed = passed(&args.nodes, &names, &answers);
-            Ok(encode_filter(passed, (&names, are_plain), &answers))
+            Ok(encode_filter(passed, &names, are_plain, &answers))
         }
         NodesArg::Names(names) => Ok(compiled(app, pod, &query, names)),
     }
@@ -155,11 +155,11 @@ fn without_gpu(app: &App, pod: &SeenPod, names: &[&str]) -> Vec<Option<Rejection
 /// The request; `None` if it is not valid or needs nothing of gpupack. Of a Node object, which need
 /// not exist, only the GPUs are judged.
 fn query_of(app: &App, pod: &SeenPod, nodes: &NodesArg<'_>) -> Option<PlacementRequest> {
-    let is_judged = |query: &PlacementRequest| match nodes {
-        NodesArg::Names(_) => true,
-        NodesArg::Objects(_) => query.gpu.is_some(),
-    };
-    app.query(pod).filter(is_judged)
+    let query = app.query(pod);
+    match nodes {
+        NodesArg::Names(_) => query,
+        NodesArg::Objects(_) => query.filter(|query| query.gpu.is_some()),
+    }
 }
 
 /// A pod and its namespace.
@@ -170,11 +170,12 @@ fn in_namespace(pod: &SeenPod) -> PodInNamespace<'_> {
 /// The node where a pod is being bound, or where a place is held that was promised to it.
 fn own_node(app: &App, pod: &SeenPod, query: &PlacementRequest) -> Option<NodeName> {
     let uid = &pod.pod.uid;
-    let may_have = |_: &NodeName| {
-        app.is_known_to_wait(uid, query) && !app.is_at_team_limit(in_namespace(pod), query)
-    };
-    let promised_on = || app.ledger.promised_on(uid, query).filter(may_have);
-    app.ledger.assumed_on(uid, query).or_else(promised_on)
+    app.ledger.assumed_on(uid, query).or_else(|| {
+        let promised_on = app.ledger.promised_on(uid, query)?;
+        let may_have =
+            app.is_known_to_wait(uid, query) && !app.is_at_team_limit(in_namespace(pod), query);
+        may_have.then_some(promised_on)
+    })
 }
 
 /// Why each of the nodes is refused, or `None`. `waits_for` is what refuses all of them.
@@ -182,18 +183,19 @@ fn rejections(
     app: &App,
     pod: &SeenPod,
     query: &PlacementRequest,
-    (names, waits_for): (&[&str], Option<Rejection>),
+    names: &[&str],
+    waits_for: Option<Rejection>,
 ) -> Vec<Option<Rejection>> {
     let uid = &pod.pod.uid;
     match waits_for {
         Some(Rejection::RoomElsewhere) => {
             let own = app.preemptors.node(uid);
-            let is_own = |name: &str| own.as_ref().is_some_and(|own| own.as_str() == name);
-            let answer = |name: &&str| match is_own(name) {
+            let own = own.as_ref().map(NodeName::as_str);
+            let answers = names.iter().map(|name| match own == Some(*name) {
                 true => Some(Rejection::RoomHere),
                 false => Some(Rejection::RoomElsewhere),
-            };
-            names.iter().map(answer).collect()
+            });
+            answers.collect()
         }
         Some(rejection) => vec![Some(rejection); names.len()],
         None => {
@@ -205,22 +207,37 @@ fn rejections(
     }
 }
 
+/// The node that the call names and where the pod has room of its own.
+fn named_room(
+    app: &App,
+    pod: &SeenPod,
+    query: &PlacementRequest,
+    names: &NodeNames<'_>,
+) -> Option<NodeName> {
+    let uid = &pod.pod.uid;
+    let is_named = |node: &NodeName| names.iter().any(|name| name == node.as_str());
+    // Its Binding may still succeed there, and its own reservation would count against it.
+    let own = own_node(app, pod, query).filter(is_named);
+    if own.is_some() && !mutated(Mutation::OwnRoomCounts) {
+        return own;
+    }
+    // Room was kept for it, and now all of it is free. What victims have of the host may not be.
+    let kept = app.ledger.fits_in_room_of(uid, query, None).filter(is_named)?;
+    let is_its = app.is_known_to_wait(uid, query) && !app.has_victims(uid);
+    (is_its && !mutated(Mutation::StandingUnseen)).then_some(kept)
+}
+
 /// Answers for known nodes. A single node left gets the hold, as no prioritize call follows.
-fn compiled(app: &App, pod: &SeenPod, query: &PlacementRequest, names: &Names<'_>) -> VerbAnswer {
+fn compiled(
+    app: &App,
+    pod: &SeenPod,
+    query: &PlacementRequest,
+    names: &NodeNames<'_>,
+) -> VerbAnswer {
     let uid = &pod.pod.uid;
     let now = app.clock.now();
     app.note_named(pod, query, now);
-    let is_named = |node: &NodeName| names.iter().any(|name| name == node.as_str());
-    // Its Binding may still succeed there, and its own reservation would count against it.
-    let own_node = || own_node(app, pod, query).filter(is_named);
-    // Room was kept for it, and now all of it is free. What victims have of the host may not be.
-    let has_victims = app.has_victims(uid);
-    let kept_on = || {
-        let is_it = |node: &NodeName| app.is_known_to_wait(uid, query) && is_named(node);
-        app.ledger.fits_in_room_of(uid, query, None).filter(|node| is_it(node) && !has_victims)
-    };
-    let own = own_node().filter(|_| !mutated(Mutation::OwnRoomCounts));
-    if let Some(own) = own.or_else(|| kept_on().filter(|_| !mutated(Mutation::StandingUnseen))) {
+    if let Some(own) = named_room(app, pod, query, names) {
         let kept = vec![own.as_str()];
         note_fitting(app, pod, &kept, query, now);
         let result = ExtenderFilterResult { passed: Passed::Names(kept), ..Default::default() };
@@ -228,11 +245,11 @@ fn compiled(app: &App, pod: &SeenPod, query: &PlacementRequest, names: &Names<'_
     }
     let waits_for = app.waits_for(in_namespace(pod), pod.group.as_ref(), query);
     let teams = &app.ledger.teams;
-    let is_below = |gpu| teams.may_have_anywhere(uid, &pod.namespace, gpu);
+    let gpu = query.gpu.as_ref();
     if let Some(most) = app.config.keep_best
         && names.len() > NARROW_FROM
         && waits_for.is_none()
-        && query.gpu.as_ref().is_none_or(is_below)
+        && gpu.is_none_or(|gpu| teams.may_have_anywhere(uid, &pod.namespace, gpu))
     {
         let choice = app.ledger.choose(query, names.bytes(), most.get());
         let kept: Vec<&str> = choice.kept.iter().map(NodeName::as_str).collect();
@@ -246,7 +263,7 @@ fn compiled(app: &App, pod: &SeenPod, query: &PlacementRequest, names: &Names<'_
     }
     let are_plain = names.are_plain();
     let names = names.distinct();
-    let answers = rejections(app, pod, query, (&names, waits_for));
+    let answers = rejections(app, pod, query, &names, waits_for);
     let mut refused = [0; Rejection::LABELS.len()];
     answers.iter().flatten().for_each(|rejection| refused[rejection.position()] += 1);
     app.metrics.refused(&refused);
@@ -262,15 +279,14 @@ fn compiled(app: &App, pod: &SeenPod, query: &PlacementRequest, names: &Names<'_
         }
         let rejections: BTreeMap<Rejection, usize> = rejections.into_iter().collect();
         // kube-scheduler first tries the node it has nominated alone, and then all others.
-        let is_nominated =
-            |only: &&str| pod.nominated.as_ref().is_some_and(|it| it.as_str() == *only);
-        let is_about_all = !matches!(&names[..], [only] if is_nominated(only));
+        let nominated = pod.nominated.as_ref().map(NodeName::as_str);
+        let is_about_all = !matches!(&names[..], [only] if nominated == Some(*only));
         let named = is_about_all.then(|| app.ledger.named_nodes(names.iter()));
         app.note_refused(uid, query, rejections, named);
     } else {
         note_fitting(app, pod, &fitting, query, now);
     }
-    encode_filter(Passed::Names(fitting), (&names, are_plain), &answers)
+    encode_filter(Passed::Names(fitting), &names, are_plain, &answers)
 }
 
 /// Notes that the pod fits somewhere, and makes a hold on the only node that is left.
@@ -327,8 +343,7 @@ fn passed<'a>(
     names: &[&'a str],
     answers: &[Option<Rejection>],
 ) -> Passed<'a> {
-    let fits = |at: &usize| answers[*at].is_none();
-    let fitting = (0..answers.len()).filter(fits);
+    let fitting = (0..answers.len()).filter(|at| answers[*at].is_none());
     match nodes {
         NodesArg::Names(_) => Passed::Names(fitting.map(|at| names[at]).collect()),
         NodesArg::Objects(objects) => Passed::Objects(fitting.map(|at| objects[at].raw).collect()),
@@ -337,13 +352,15 @@ fn passed<'a>(
 
 fn encode_filter(
     passed: Passed<'_>,
-    (names, are_plain): (&[&str], bool),
+    names: &[&str],
+    are_plain: bool,
     answers: &[Option<Rejection>],
 ) -> VerbAnswer {
     let fits = answers.iter().any(Option::is_none);
     let outcome = if fits { Outcome::Ok } else { Outcome::Refused };
     let refused = names.iter().zip(answers);
-    let refused = refused.filter_map(|(name, answer)| answer.map(|it| (*name, it.reason())));
+    let refused =
+        refused.filter_map(|(name, answer)| answer.map(|rejection| (*name, rejection.reason())));
     let failed_and_unresolvable = refused.collect();
     let result =
         ExtenderFilterResult { passed, failed_and_unresolvable, are_plain, ..Default::default() };
@@ -380,16 +397,17 @@ pub fn prioritize(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
             Keys::of(names.iter().copied().zip(keys))
         }
     };
-    let is_best = |place: &Option<usize>| place.is_some() && *place == keys.best;
-    if let (NodesArg::Names(_), Some(best)) = (&args.nodes, keys.places.iter().position(is_best)) {
+    let best = keys.places.iter().position(|place| place.is_some() && *place == keys.best);
+    if let (NodesArg::Names(_), Some(best)) = (&args.nodes, best) {
         let now = app.clock.now();
         hold(app, &pod.pod.uid, names[best], &query, now);
     }
     let outcome = if keys.best.is_some() { Outcome::Ok } else { Outcome::Refused };
     let scores = scores(&keys);
-    let score = |place: &Option<usize>| place.map_or(0, |at| scores[at]);
-    let scored = names.iter().zip(keys.places.iter().map(score));
-    let priorities = scored.map(|(host, score)| HostPriority { host, score });
+    let priorities = names
+        .iter()
+        .zip(&keys.places)
+        .map(|(host, place)| HostPriority { host, score: place.map_or(0, |at| scores[at]) });
     Ok((host_priorities_json(priorities, args.nodes.are_plain()), outcome))
 }
 
@@ -399,11 +417,11 @@ fn scores(Keys { keys, best, .. }: &Keys) -> Vec<i64> {
     let scale = scale(keys);
     let levels = i64::try_from(scale.len()).unwrap_or(i64::MAX).max(1);
     let by_level: Vec<i64> = (0..=levels).map(|at| NEXT_SCORE * (levels - at) / levels).collect();
-    let score = |(at, key): (usize, &u128)| match best {
+    let scores = keys.iter().enumerate().map(|(at, key)| match best {
         Some(best) if *best == at => BEST_SCORE,
         _ => by_level[scale.partition_point(|better| better < key)],
-    };
-    keys.iter().enumerate().map(score).collect()
+    });
+    scores.collect()
 }
 
 /// The costs at which the score changes, in order: each one of few, an even sample of many.

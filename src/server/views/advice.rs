@@ -17,12 +17,11 @@ const NAMED: usize = 1_000;
 pub(crate) fn advise(app: &App, query: &AdviseQuery, viewer: &Viewer) -> Advice {
     let namespace = query.namespace.as_deref();
     let now = app.clock.now();
-    let is_requested = |advice: &advice::Advice| {
+    let mut all = app.ledger.advice(now);
+    all.retain(|advice| {
         let of = advice.pod.namespace();
         namespace.is_none_or(|wanted| wanted == of) && viewer.sees(of)
-    };
-    let mut all = app.ledger.advice(now);
-    all.retain(is_requested);
+    });
     let pools = by_pool(&all).into_iter().map(|(pool, advice)| PoolAdvice {
         pool: pool.to_string(),
         tenants: advice.tenants,
@@ -36,8 +35,7 @@ pub(crate) fn advise(app: &App, query: &AdviseQuery, viewer: &Viewer) -> Advice 
         borrow: advice.borrow.name().to_owned(),
         borrowers: advice.borrowers,
     });
-    let sum = |of: &dyn Fn(&advice::Advice) -> u64| all.iter().map(of).fold(0, u64::saturating_add);
-    let with_something = || all.iter().filter(|advice| advice.reclaimable() > MemMib::ZERO);
+    let wasteful = all.iter().filter(|advice| advice.reclaimable() > MemMib::ZERO);
     Advice {
         api_version: ApiVersion::default(),
         kind: AdviceKind::default(),
@@ -46,12 +44,12 @@ pub(crate) fn advise(app: &App, query: &AdviseQuery, viewer: &Viewer) -> Advice 
         watched_for_seconds: WATCHED_FOR.as_secs(),
         idle_after_seconds: IDLE_FOR.as_secs(),
         reclaimable: DeviceAmount {
-            memory_mib: sum(&|advice| advice.reclaimable().mib()),
-            share_millionths: sum(&|advice| advice.reclaimable_share().millionths()),
+            memory_mib: sum(&all, |advice| advice.reclaimable().mib()),
+            share_millionths: sum(&all, |advice| advice.reclaimable_share().millionths()),
         },
         pools: pools.collect(),
-        wasteful_pods: with_something().count(),
-        pods: with_something()
+        wasteful_pods: wasteful.clone().count(),
+        pods: wasteful
             .take(query.limit.map_or(NAMED, |limit| limit.min(NAMED)))
             .map(|advice| PodAdvice {
                 pod: advice.pod.to_string(),
@@ -76,9 +74,13 @@ pub(crate) fn advise(app: &App, query: &AdviseQuery, viewer: &Viewer) -> Advice 
     }
 }
 
+fn sum(all: &[advice::Advice], amount: impl Fn(&advice::Advice) -> u64) -> u64 {
+    all.iter().map(amount).fold(0, u64::saturating_add)
+}
+
 /// The pods that use memory above their request, by name.
 fn bursting(all: &[advice::Advice], most: usize) -> Vec<BurstAdvice> {
-    let burst = |advice: &advice::Advice| {
+    let bursting = all.iter().filter_map(|advice| {
         Some(BurstAdvice {
             at_limit: advice.bursts()? == Bursts::AtLimit,
             pod: advice.pod.to_string(),
@@ -86,8 +88,8 @@ fn bursting(all: &[advice::Advice], most: usize) -> Vec<BurstAdvice> {
             limit_mib: advice.limit?.mib(),
             peak_mib: advice.usage.peak.mib(),
         })
-    };
-    let mut bursting: Vec<BurstAdvice> = all.iter().filter_map(burst).collect();
+    });
+    let mut bursting: Vec<BurstAdvice> = bursting.collect();
     bursting.sort_by(|a, b| a.pod.cmp(&b.pod));
     bursting.truncate(most);
     bursting

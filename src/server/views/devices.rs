@@ -19,11 +19,12 @@ use wire::units::{Demand, MemMib};
 
 /// One device of a node.
 pub(crate) fn device(
-    (node, limits): (&NodeState, DriverLimits),
+    node: &NodeState,
+    limits: DriverLimits,
     details: &NodeDetails,
-    found: &DeviceState,
+    device_state: &DeviceState,
 ) -> Device {
-    let device = found.device();
+    let device = device_state.device();
     let (kind, mig_profile) = match &device.kind {
         DeviceKind::Gpu => (state::DeviceKind::Gpu, None),
         DeviceKind::MigParent => (state::DeviceKind::MigParent, None),
@@ -33,7 +34,7 @@ pub(crate) fn device(
     };
     let more = details.devices.get(&device.id).cloned().unwrap_or_default();
     let condition = details.conditions.get(&device.id).copied().unwrap_or_default();
-    let neighbor = |(id, links): &(DeviceId, u32)| Neighbor { id: id.to_string(), links: *links };
+    let neighbors = more.neighbors.iter();
     let on = details.usage_samples.on(&device.id);
     Device {
         id: device.id.to_string(),
@@ -42,17 +43,19 @@ pub(crate) fn device(
         kind,
         mig_profile,
         shared_instance: kind == state::DeviceKind::MigInstance
-            && found.rule().instances == InstanceUse::Shared,
-        mig_placement: found.slot().map(|it| MigPlacement { start: it.start, size: it.size }),
-        instance: instance(found),
+            && device_state.rule().instances == InstanceUse::Shared,
+        mig_placement: device_state
+            .slot()
+            .map(|slot| MigPlacement { start: slot.start, size: slot.size }),
+        instance: instance(device_state),
         mig_units: units(node, &device.id),
         placeable: placeable(node, &device.id),
-        mig_failures: mig_failures((node, details), &device.id),
-        compute_millionths: compute_of(node, found),
+        mig_failures: mig_failures(node, details, &device.id),
+        compute_millionths: compute_of(node, device_state),
         sm_count: more.sm_count,
-        slots: found.slots().map(|(total, free)| Slots { total, free }),
-        isolation: isolation(found),
-        health: match found.health() {
+        slots: device_state.slots().map(|(total, free)| Slots { total, free }),
+        isolation: isolation(device_state),
+        health: match device_state.health() {
             Health::Healthy => state::Health::Healthy,
             Health::Unhealthy => state::Health::Unhealthy,
             Health::KubeletOwned => state::Health::KubeletOwned,
@@ -62,29 +65,31 @@ pub(crate) fn device(
         mps: condition.mps,
         minor: more.minor,
         numa_node: more.numa_node,
-        neighbors: more.neighbors.iter().map(neighbor).collect(),
+        neighbors: neighbors
+            .map(|(id, links)| Neighbor { id: id.to_string(), links: *links })
+            .collect(),
         can_limit_memory: more.can_limit_memory,
         sets_memory_limits: node.limits().are_set(&device.id),
         capacity_mib: device.capacity().mib(),
-        allocated: amount(found.allocated()),
-        held: amount(found.on_hold()),
-        free: amount(found.free()),
-        used_mib: found.used().map(|used| used.mib()),
-        used_beyond_allocated_mib: found.unallocated_use().mib(),
+        allocated: amount(device_state.allocated()),
+        held: amount(device_state.on_hold()),
+        free: amount(device_state.free()),
+        used_mib: device_state.used().map(|used| used.mib()),
+        used_beyond_allocated_mib: device_state.unallocated_use().mib(),
         untracked_mib: on.map_or(0, |on| on.untracked.mib()),
         over_limit_pods: on.map(|on| over_limit_pods(node, on)).unwrap_or_default(),
-        overallocated: found.is_overallocated(),
-        tenants: tenants(node, details, found, limits),
-        guests: guests(node, details, found),
+        overallocated: device_state.is_overallocated(),
+        tenants: tenants(node, details, device_state, limits),
+        guests: guests(node, details, device_state),
     }
 }
 
 /// How far an instance is that gpupack makes.
-pub(crate) fn instance(found: &DeviceState) -> Option<InstanceState> {
-    match found.origin() {
+pub(crate) fn instance(device_state: &DeviceState) -> Option<InstanceState> {
+    match device_state.origin() {
         Origin::Found => None,
         Origin::Promised => Some(InstanceState::Promised),
-        Origin::Made if found.is_leaving() => Some(InstanceState::Leaving),
+        Origin::Made if device_state.is_leaving() => Some(InstanceState::Leaving),
         Origin::Made => Some(InstanceState::Made),
     }
 }
@@ -103,17 +108,14 @@ fn placeable(node: &NodeState, gpu: &DeviceId) -> Vec<PlaceableProfile> {
 }
 
 /// The orders about MIG instances of a GPU that its agent cannot carry out, while it reports.
-fn mig_failures(
-    (node, details): (&NodeState, &NodeDetails),
-    gpu: &DeviceId,
-) -> Vec<FailedMigOrder> {
+fn mig_failures(node: &NodeState, details: &NodeDetails, gpu: &DeviceId) -> Vec<FailedMigOrder> {
     let is_known = node.state() == NodeReporting::Reporting;
-    let own = details.mig_failures.iter().filter(|it| is_known && it.gpu == *gpu);
-    let view = own.map(|it| FailedMigOrder {
-        profile: it.profile.to_string(),
-        start: it.start,
-        removal: it.removed.is_some(),
-        error: it.error.clone(),
+    let own = details.mig_failures.iter().filter(|failure| is_known && failure.gpu == *gpu);
+    let view = own.map(|failure| FailedMigOrder {
+        profile: failure.profile.to_string(),
+        start: failure.start,
+        removal: failure.removed.is_some(),
+        error: failure.error.clone(),
     });
     view.collect()
 }
@@ -123,20 +125,23 @@ fn amount(demand: Demand) -> DeviceAmount {
 }
 
 /// The part of its GPU's compute that a MIG instance has, if the model is known.
-fn compute_of(node: &NodeState, found: &DeviceState) -> Option<u64> {
-    let DeviceKind::MigInstance { parent, profile } = &found.device().kind else { return None };
-    let parent = node.devices().iter().map(DeviceState::device).find(|it| it.id == *parent)?;
+fn compute_of(node: &NodeState, device_state: &DeviceState) -> Option<u64> {
+    let DeviceKind::MigInstance { parent, profile } = &device_state.device().kind else {
+        return None;
+    };
+    let parent =
+        node.devices().iter().map(DeviceState::device).find(|device| device.id == *parent)?;
     let share = node.mig().geometry_of(parent)?.compute_of(profile)?;
     Some(share.millionths())
 }
 
-fn isolation(found: &DeviceState) -> DeviceIsolation {
-    let verification = match found.verification() {
+fn isolation(device_state: &DeviceState) -> DeviceIsolation {
+    let verification = match device_state.verification() {
         Verification::Configured => state::Verification::Pending,
         Verification::Verified => state::Verification::Verified,
         Verification::Missing => state::Verification::Missing,
     };
-    let (configured, verification) = match found.configured_isolation() {
+    let (configured, verification) = match device_state.configured_isolation() {
         ConfiguredIsolation::None => (IsolationMode::None, None),
         ConfiguredIsolation::Mps => (IsolationMode::Mps, Some(verification)),
         ConfiguredIsolation::Driver => (IsolationMode::Driver, Some(verification)),
@@ -159,17 +164,18 @@ fn mode(mode: Mode) -> IsolationMode {
 fn tenants(
     node: &NodeState,
     details: &NodeDetails,
-    found: &DeviceState,
+    device_state: &DeviceState,
     limits: DriverLimits,
 ) -> Vec<Tenant> {
-    let tenants = found.tenants().iter().map(|(uid, held)| {
+    let tenants = device_state.tenants().iter().map(|(uid, held)| {
         let reservation = node.reservation(uid);
-        let runs_on = reservation.and_then(Reservation::guest_on).filter(|_| found.is_away(uid));
-        let runs_on = runs_on.unwrap_or(&found.device().id);
-        let where_it_runs = node.devices().iter().find(|it| it.device().id == *runs_on);
+        let runs_on =
+            reservation.and_then(Reservation::guest_on).filter(|_| device_state.is_away(uid));
+        let runs_on = runs_on.unwrap_or(&device_state.device().id);
+        let where_it_runs = node.devices().iter().find(|running| running.device().id == *runs_on);
         let limit = where_it_runs.and_then(|device| device.memory_limit(uid));
         let on = details.usage_samples.on(runs_on);
-        let isolation = details.isolation.of(found, uid, *held, limits);
+        let isolation = details.isolation.of(device_state, uid, *held, limits);
         Tenant {
             pod_uid: uid.to_string(),
             pod: reservation.map(|held| held.pod.name.to_string()).unwrap_or_default(),
@@ -190,9 +196,9 @@ fn tenants(
 }
 
 /// The guests of a device, by UID.
-fn guests(node: &NodeState, details: &NodeDetails, found: &DeviceState) -> Vec<Guest> {
-    let on = details.usage_samples.on(&found.device().id);
-    let guests = found.guests().iter().map(|(uid, guest)| Guest {
+fn guests(node: &NodeState, details: &NodeDetails, device_state: &DeviceState) -> Vec<Guest> {
+    let on = details.usage_samples.on(&device_state.device().id);
+    let guests = device_state.guests().iter().map(|(uid, guest)| Guest {
         pod_uid: uid.to_string(),
         pod: node.reservation(uid).map(|held| held.pod.name.to_string()).unwrap_or_default(),
         borrowed: amount(guest.demand),
@@ -214,7 +220,7 @@ mod tests {
         let failed = [("A", Some("MIG-1")), ("A", None), ("C", None)];
         details.mig_failures =
             failed.map(|(gpu, removed)| failed_mig_order(gpu, 3, removed)).into();
-        let view = |at: usize| device((&node, DriverLimits::Unused), &details, &node.devices()[at]);
+        let view = |at: usize| device(&node, DriverLimits::Unused, &details, &node.devices()[at]);
         let shown = serde_json::to_value(view(0)).unwrap();
         let made =
             serde_json::json!({"profile": "1g.6gb", "start": 3, "error": "process 7 uses it"});

@@ -46,15 +46,16 @@ pub fn explain_named(
         return None;
     }
     let pod = format!("{namespace}/{name}");
-    let gated = app.gated.iter().find(|gated| *gated.pod.name == *pod).map(|it| Arc::clone(&it));
+    let gated =
+        app.gated.iter().find(|gated| *gated.pod.name == *pod).map(|gated| Arc::clone(&gated));
     let gated = gated.and_then(|gated| Some(App::waiting_pod(&gated, app.query(&gated)?)));
     let gated = gated.map(|gated| WaitingState::without_call(gated, app.clock.now()));
     if let Some(waiting) = gated.or_else(|| app.waiting.named(namespace, name)) {
         return Some(explain(app, &waiting, viewer));
     }
     let refused = app.pending.iter().chain(app.gated.iter()).find_map(|pending| {
-        let is_it = *pending.pod.name == *pod;
-        pending.request.as_ref().err().filter(|_| is_it).map(ToString::to_string)
+        let is_named = *pending.pod.name == *pod;
+        pending.request.as_ref().err().filter(|_| is_named).map(ToString::to_string)
     });
     if let Some(fault) = refused {
         return Some(Explanation {
@@ -66,7 +67,7 @@ pub fn explain_named(
         });
     }
     let unreadable = app.unreadable.iter().find(|seen| *seen.pod.name == *pod);
-    let unreadable = unreadable.map(|it| Arc::clone(&it));
+    let unreadable = unreadable.map(|seen| Arc::clone(&seen));
     let nodes = app.ledger.nodes();
     let held = nodes.iter().find_map(|node| {
         node.reservations().values().find(|held| *held.pod.name == *pod).map(|held| (node, held))
@@ -90,7 +91,10 @@ pub fn explain_named(
             failure.as_ref().map(|failure| format!("; {failure}")).unwrap_or_default(),
             unreadable.as_deref().map(wording::unreadable).unwrap_or_default()
         ),
-        suggestions: failure.iter().map(|it| it.fault().suggestion().to_owned()).collect(),
+        suggestions: failure
+            .iter()
+            .map(|failure| failure.fault().suggestion().to_owned())
+            .collect(),
         request: held.request.as_deref().map(wording::in_words).unwrap_or_default(),
         pod,
         fits_on: vec![node.name().to_string()],
@@ -132,10 +136,10 @@ pub fn explain(app: &App, state: &WaitingState, viewer: &Viewer) -> Explanation 
     };
     let own = app.ledger.own_room(&waiting.pod.uid);
     let is_helped = why.is_helped_by_room() && outlook.fitting == 0;
-    let way = is_helped.then(|| app.ledger.moves(query, &own, MOST_MOVES)).flatten();
-    let mut moves = way.map(|way| listed(&way.moves)).unwrap_or_default();
+    let relocation = is_helped.then(|| app.ledger.moves(query, &own, MOST_MOVES)).flatten();
+    let mut moves = relocation.map(|found| listed(&found.moves)).unwrap_or_default();
     viewer.hide_moves(&mut moves);
-    let (sees, profiles) = (|it: &str| viewer.sees(it), wording::profiles(&app.ledger));
+    let profiles = wording::profiles(&app.ledger);
     let refusing = names.iter().zip(&answers).filter_map(|(name, answer)| {
         let rejection = answer.err()?;
         let (name, reason) = ((*name).to_owned(), rejection.reason().to_owned());
@@ -143,7 +147,8 @@ pub fn explain(app: &App, state: &WaitingState, viewer: &Viewer) -> Explanation 
     });
     Explanation {
         pod: waiting.pod.to_string(),
-        suggestions: why.suggestions(app, waiting, (&profiles, found), &sees),
+        suggestions: why
+            .suggestions(app, waiting, &profiles, found, &|namespace| viewer.sees(namespace)),
         verdict: why.verdict,
         request: query.gpu.as_ref().map(wording::in_words).unwrap_or_default(),
         blocked_by: Some(why.obstacle),
@@ -175,22 +180,18 @@ fn groups(nodes: &[NodeState], answers: &[NodeAnswer]) -> Vec<Refusal> {
     }
     let mut groups: Vec<_> = groups.into_iter().collect();
     groups.sort_by_key(|(_, (_, rejection, _))| Reverse(rejection.closeness()));
-    let view = |((pool, gpus, reason), (nodes, rejection, closest)): (
-        (&str, String, &str),
-        (_, Rejection, &NodeState),
-    )| {
-        Refusal {
-            pool: pool.to_owned(),
-            gpus,
-            blocked_by: rejection.obstacle(),
-            reason: reason.to_owned(),
-            nodes,
-            closest_node: closest.name().to_string(),
-            missing: rejection.missing(),
-            fits_if_pods_end: rejection.is_met_by_room(),
-        }
-    };
-    groups.into_iter().map(view).collect()
+    let groups = groups.into_iter();
+    let refusals = groups.map(|((pool, gpus, reason), (nodes, rejection, closest))| Refusal {
+        pool: pool.to_owned(),
+        gpus,
+        blocked_by: rejection.obstacle(),
+        reason: reason.to_owned(),
+        nodes,
+        closest_node: closest.name().to_string(),
+        missing: rejection.missing(),
+        fits_if_pods_end: rejection.is_met_by_room(),
+    });
+    refusals.collect()
 }
 
 /// The devices of a node, equal ones together.
@@ -201,8 +202,9 @@ fn gpus(node: &NodeState) -> String {
         let product = DeviceClass::of(device, node.rule()).product().to_string();
         *alike.entry((product, device.capacity().mib())).or_default() += 1;
     }
-    let of_kind = |((product, mib), count)| format!("{count} × {product} ({mib} MiB)");
-    alike.into_iter().map(of_kind).collect::<Vec<_>>().join(" + ")
+    let kinds = alike.into_iter();
+    let kinds = kinds.map(|((product, mib), count)| format!("{count} × {product} ({mib} MiB)"));
+    kinds.collect::<Vec<_>>().join(" + ")
 }
 
 /// What an explanation cannot know: nodes without reports, memory that the driver does not report,
@@ -230,10 +232,10 @@ fn unknown(state: &WaitingState, nodes: &[NodeState]) -> Vec<String> {
         let gpus = wording::counted(unread, "GPU does", "GPUs do");
         unknown.push(format!("{gpus} not report how much memory is in use"));
     }
-    let requested: usize = state.refused.iter().flatten().map(|(_, nodes)| *nodes).sum();
-    if requested > 0 && requested < nodes.len() {
+    let called: usize = state.refused.iter().flatten().map(|(_, nodes)| *nodes).sum();
+    if called > 0 && called < nodes.len() {
         unknown.push(format!(
-            "kube-scheduler called for {requested} of {} nodes: its own filters (taints, affinity, CPU) \
+            "kube-scheduler called for {called} of {} nodes: its own filters (taints, affinity, CPU) \
              refuse the others, and may also refuse nodes that the suggestions name",
             nodes.len()
         ));

@@ -123,7 +123,8 @@ fn request(rules: &RequestRules, query: &BTreeMap<String, String>) -> Result<Gpu
 /// The free share of each node that no typical request can use.
 pub(crate) fn fragmentation(app: &App) -> Fragmentation {
     let nodes = app.ledger.packing_by_node().into_iter();
-    let fragmented = nodes.map(|(node, it)| (node.to_string(), it.fragmented_share().millionths()));
+    let fragmented =
+        nodes.map(|(node, packing)| (node.to_string(), packing.fragmented_share().millionths()));
     Fragmentation {
         api_version: ApiVersion::default(),
         kind: FragmentationKind::default(),

@@ -81,10 +81,10 @@ pub(crate) fn reporting(state: NodeReporting) -> state::NodeReporting {
 
 fn node(app: &App, node: &NodeState, viewer: &Viewer) -> Node {
     let details = app.ledger.details(node.name().as_str());
-    let of_node = (node, app.driver_limits());
+    let limits = app.driver_limits();
     let devices = node.devices().iter();
-    let devices = devices.map(|found| devices::device(of_node, &details, found)).collect();
-    let (driver, cuda) = details.driver.map(|it| (it.version, it.cuda)).unzip();
+    let devices = devices.map(|found| devices::device(node, limits, &details, found)).collect();
+    let (driver, cuda) = details.driver.map(|driver| (driver.version, driver.cuda)).unzip();
     let mut view = Node {
         name: node.name().to_string(),
         pool: node.pool().to_string(),

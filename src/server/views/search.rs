@@ -30,7 +30,7 @@ impl<T: Ord> First<T> {
 /// in the text matches, too. Lists the first 20 of each kind.
 pub(crate) fn search(app: &App, text: &str, viewer: &Viewer) -> SearchResults {
     let lower = text.to_lowercase();
-    let is_it = |name: &str| name.contains(text) || name.contains(&lower);
+    let has_text = |name: &str| name.contains(text) || name.contains(&lower);
     let mut nodes = First(BTreeSet::new(), 0);
     let mut pods = First(BTreeSet::new(), 0);
     let mut namespaces: BTreeSet<String> = BTreeSet::new();
@@ -39,13 +39,13 @@ pub(crate) fn search(app: &App, text: &str, viewer: &Viewer) -> SearchResults {
         if !viewer.sees(namespace) {
             return false;
         }
-        if is_it(namespace) && !namespaces.contains(namespace) {
+        if has_text(namespace) && !namespaces.contains(namespace) {
             namespaces.insert(namespace.to_owned());
         }
-        is_it(&pod.name)
+        has_text(&pod.name)
     };
     app.ledger.look_at_each(|node| {
-        if is_it(node.name().as_str()) {
+        if has_text(node.name().as_str()) {
             nodes.see(node.name().to_string());
         }
         for held in node.reservations().values() {

@@ -69,10 +69,6 @@ impl Queues {
     /// The positions of some pods: O(pods × different sets of devices).
     fn places(&self, wanted: std::ops::RangeInclusive<usize>) -> Vec<Option<QueuePosition>> {
         let mut counts: BTreeMap<&BTreeSet<usize>, usize> = BTreeMap::new();
-        let beside = |counts: &BTreeMap<&BTreeSet<usize>, usize>, own: &BTreeSet<usize>| {
-            let in_the_way = counts.iter().filter(|(other, _)| !other.is_disjoint(own));
-            in_the_way.map(|(_, pods)| *pods).sum::<usize>()
-        };
         let mut ahead = Vec::new();
         for (at, state) in self.pods.iter().enumerate() {
             let Some(own) = self.classes_of(&state.waiting).filter(|own| !own.is_empty()) else {
@@ -82,25 +78,33 @@ impl Queues {
                 continue;
             };
             if wanted.contains(&at) {
-                ahead.push(Some((own, beside(&counts, own) + 1)));
+                ahead.push(Some((own, competing(&counts, own) + 1)));
             }
             *counts.entry(own).or_default() += 1;
         }
-        let place = |(own, position)| QueuePosition { position, length: beside(&counts, own) };
-        ahead.into_iter().map(|one| one.map(place)).collect()
+        let places = ahead.into_iter().map(|one| {
+            let (own, position) = one?;
+            Some(QueuePosition { position, length: competing(&counts, own) })
+        });
+        places.collect()
     }
+}
+
+/// How many pods wait for one of these device classes, by the classes that they wait for.
+fn competing(counts: &BTreeMap<&BTreeSet<usize>, usize>, own: &BTreeSet<usize>) -> usize {
+    counts.iter().filter(|(other, _)| !other.is_disjoint(own)).map(|(_, pods)| *pods).sum()
 }
 
 /// The first pods that fit on no node and that the viewer sees, for the page.
 pub(crate) fn refused(app: &App, most: usize, viewer: &Viewer) -> Vec<waiting::WaitingPod> {
-    let (lines, mut list) = (Queues::of(app), List::of(app, viewer));
+    let (queues, mut list) = (Queues::of(app), List::of(app, viewer));
     let places = match viewer {
-        Viewer::All => lines.first(most),
-        Viewer::Namespaces(_) => lines.first(lines.pods().len()),
+        Viewer::All => queues.first(most),
+        Viewer::Namespaces(_) => queues.first(queues.pods().len()),
     };
-    let pods = lines.pods().iter().zip(places);
+    let pods = queues.pods().iter().zip(places);
     let seen = pods.filter(|(state, _)| viewer.sees(&state.waiting.namespace)).take(most);
-    seen.map(|(state, queue)| list.view(state, queue, Search::Never)).collect()
+    seen.map(|(state, queue)| list.view(state, queue, SuggestionSearch::Never)).collect()
 }
 
 /// All waiting pods, whatever they wait for. Checks every node for some requests: tens of
@@ -118,17 +122,19 @@ pub fn waiting(app: &App, query: &WaitingQuery, viewer: &Viewer) -> WaitingPodLi
         match &pending.request {
             Err(fault) => pods.push(refused_request(&pending, fault, now)),
             Ok(_) if !pending.is_gated => {}
-            Ok(_) => gated.extend(app.query(&pending).map(|it| App::waiting_pod(&pending, it))),
+            Ok(_) => {
+                gated.extend(app.query(&pending).map(|query| App::waiting_pod(&pending, query)))
+            }
         }
     }
     pods.sort_by(|a, b| a.pod.cmp(&b.pod));
     gated.sort_by(|a, b| a.pod.name.cmp(&b.pod.name));
-    let lines = Queues::of(app);
-    let places: BTreeMap<_, _> = lines
+    let queues = Queues::of(app);
+    let places: BTreeMap<_, _> = queues
         .pods()
         .iter()
         .map(|state| state.waiting.pod.uid.clone())
-        .zip(lines.first(lines.pods().len()))
+        .zip(queues.first(queues.pods().len()))
         .collect();
     let all = app.waiting.all().into_iter();
     let all: Vec<WaitingState> = all.filter(|state| is_wanted(&state.waiting.namespace)).collect();
@@ -138,7 +144,7 @@ pub fn waiting(app: &App, query: &WaitingQuery, viewer: &Viewer) -> WaitingPodLi
     pods.truncate(limit);
     for state in all.into_iter().chain(gated).take(limit - pods.len()) {
         let queue = places.get(&state.waiting.pod.uid).copied().flatten();
-        pods.push(list.view(&state, queue, Search::OfFirst));
+        pods.push(list.view(&state, queue, SuggestionSearch::OfFirst));
     }
     WaitingPodList {
         api_version: ApiVersion::default(),
@@ -151,7 +157,7 @@ pub fn waiting(app: &App, query: &WaitingQuery, viewer: &Viewer) -> WaitingPodLi
 
 /// For which pods of a list suggestions are searched for; others have those that are kept.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Search {
+enum SuggestionSearch {
     /// For none.
     Never,
     /// For those with the first different requests.
@@ -183,20 +189,22 @@ impl<'a> List<'a> {
         &mut self,
         state: &WaitingState,
         queue: Option<QueuePosition>,
-        search: Search,
+        search: SuggestionSearch,
     ) -> waiting::WaitingPod {
         let (app, waiting) = (self.app, &state.waiting);
         let (why, is_current) = self.whys.why(state);
         let found = match search {
             _ if !why.is_helped() => Some(Vec::new()),
-            Search::OfFirst if is_current => {
+            SuggestionSearch::OfFirst if is_current => {
                 Some(app.reasons.recent(&app.ledger, waiting, app.clock.now()))
             }
-            Search::OfFirst | Search::Never => app.reasons.known(&app.ledger, waiting),
+            SuggestionSearch::OfFirst | SuggestionSearch::Never => {
+                app.reasons.known(&app.ledger, waiting)
+            }
         };
-        let sees = |namespace: &str| self.viewer.sees(namespace);
         let suggestion = found.and_then(|found| {
-            why.suggestions(app, waiting, (&self.profiles, found), &sees).into_iter().next()
+            let sees = &|namespace: &str| self.viewer.sees(namespace);
+            why.suggestions(app, waiting, &self.profiles, found, sees).into_iter().next()
         });
         waiting::WaitingPod {
             pod: waiting.pod.to_string(),

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use engine::ledger::nodes::state::{Ledger, Settings};
 use serde_json::json;
-use server::reports::checked::CheckedReport;
+use server::reports::checked_report::CheckedReport;
 use wire::ids::{NodeName, PoolName};
 use wire::report::bodies::Report;
 use wire::units::{HostAmount, MemMib, MilliCpu, Timestamp};

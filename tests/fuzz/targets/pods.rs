@@ -16,7 +16,7 @@ use kube_api::request::quantity::{
     parse_count, parse_fraction, parse_memory, parse_memory_with_unit, parse_milli, parse_whole,
 };
 use kube_api::request::resources::{ContainerKind, ContainerRequest, MIG_PREFIX, SHARED_SLOT};
-use kube_api::request::written::{Written, patch_to};
+use kube_api::request::written::{WrittenAnnotations, patch_to};
 use serde_json::{Value, json};
 use wire::ids::NodeName;
 
@@ -148,7 +148,7 @@ pub(crate) fn placement(json: &[u8]) {
     let Ok(annotations) = serde_json::from_slice::<BTreeMap<String, String>>(json) else { return };
     let node = NodeName::new("node");
     let ours = |key: &String| key.starts_with(PLACED_PREFIX);
-    let kept: BTreeMap<String, String> = Written::of(&annotations).kept().collect();
+    let kept: BTreeMap<String, String> = WrittenAnnotations::of(&annotations).kept().collect();
     assert!(kept.iter().all(|(key, value)| ours(key) && annotations.get(key) == Some(value)));
     let Ok(Some(placement)) = decode(&annotations, &node) else { return };
     let mut wanted = encode(&placement).unwrap();

@@ -11,7 +11,7 @@ use kube_api::protocol::messages::{ExtenderArgs, ExtenderBindingArgs};
 use kube_api::write::target::PodKey;
 use runtime::clock::Clock;
 use serde_json::{Value, json};
-use server::reports::checked::CheckedReport;
+use server::reports::checked_report::CheckedReport;
 use server::scheduler::preempt::{ExtenderPreemptionArgs, preempt};
 use server::scheduler::verbs::{filter, prioritize};
 use wire::ids::{NodeName, PoolName};

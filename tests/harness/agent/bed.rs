@@ -6,7 +6,7 @@ use agent::gpu::sample::{Probe, ProbeError, ProcessSampling, Sample};
 use agent::nvml::probe::NvmlProbe;
 use agent::processes::pods::PodsByProcess;
 use serde_json::{Value, json};
-use server::reports::checked::CheckedReport;
+use server::reports::checked_report::CheckedReport;
 use wire::api::condition::DeviceFault;
 use wire::api::kind::{ApiVersion, ReportKind};
 use wire::report::bodies::Report;

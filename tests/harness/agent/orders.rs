@@ -9,7 +9,7 @@ use axum::extract::State;
 use axum::routing::put;
 use axum::{Json, Router};
 use runtime::clock::Clock;
-use server::reports::checked::CheckedReport;
+use server::reports::checked_report::CheckedReport;
 use tokio::runtime::Runtime;
 use wire::api::kind::{ApiVersion, ReplyKind};
 use wire::api::state::DeviceKind;

@@ -22,7 +22,7 @@ use axum::{Json, Router};
 use cli::simulated::fleet::Fleet;
 use cli::simulated::run::run_fleet;
 use runtime::clock::Clock;
-use server::reports::checked::CheckedReport;
+use server::reports::checked_report::CheckedReport;
 use tokio::runtime::Runtime;
 use wire::api::error::{Error, ErrorReason};
 use wire::api::kind::{ApiVersion, ReplyKind};

@@ -18,9 +18,9 @@ use runtime::step::outside::Outside;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use serde_json::{Value, json};
-use server::issuing::keeper::{KeepError, Keeper, Report, Role};
+use server::issuing::keeper::{CertificateReport, KeepError, Keeper, Role};
 use server::issuing::pair::{Pair, Usage, Wanted, make_ca, sign};
-use server::rotation::plan::{Owner, UnixTime, Validity};
+use server::rotation::plan::{CertificateOwner, UnixTime, Validity};
 use wire::units::Timestamp;
 
 use crate::harness::log::Log;
@@ -109,7 +109,7 @@ impl Replica {
         Self::new(objects, "{ make: true }")
     }
 
-    async fn pass(&mut self) -> Result<Report, KeepError> {
+    async fn pass(&mut self) -> Result<CertificateReport, KeepError> {
         self.keeper.pass(Role::Writes).await
     }
 
@@ -211,7 +211,7 @@ async fn empty_objects_are_filled_and_stay_as_they_are() {
     assert_eq!(replica.file("tls.key"), value(&objects, EXTENDER, "tls.key"));
     let days = |seconds: u64| Some(UnixTime(START + seconds * 86_400));
     assert_eq!(report.ca_ends, days(3_650), "ten years");
-    assert!(Owner::ALL.iter().all(|owner| report.ends.get(owner).copied() == days(90)));
+    assert!(CertificateOwner::ALL.iter().all(|owner| report.ends.get(owner).copied() == days(90)));
     let writes = objects.writes().len();
     replica.pass().await.unwrap();
     assert_eq!(objects.writes().len(), writes, "nothing is due");
@@ -403,7 +403,10 @@ async fn certificates_are_signed_again_at_a_third_of_their_life_and_the_ca_never
         replica.at(month * DAY);
         let report = replica.pass().await.unwrap();
         let ends = Some(UnixTime(START + (month + 90).min(3_650) * DAY));
-        assert!(Owner::ALL.iter().all(|owner| report.ends.get(owner).copied() == ends), "{month}");
+        assert!(
+            CertificateOwner::ALL.iter().all(|owner| report.ends.get(owner).copied() == ends),
+            "{month}"
+        );
         check(&objects, START + month * DAY);
     }
     replica.at(3_650 * DAY);

@@ -14,7 +14,7 @@ use kube_api::pod::seen_pod::SeenPod;
 use kube_api::pod::watch::{PodWatch, Sink, WatchEvent};
 use kube_api::request::placement::FenceWriter;
 use kube_api::write::events::NoticeSender;
-use kube_api::write::lease::LeaseName;
+use kube_api::write::leader_lease::LeaseName;
 use kube_api::write::target::PodKey;
 use kube_api::write::term::Term;
 use kube_api::write::writer::ApiWriter;
@@ -49,7 +49,7 @@ pub(super) struct Process {
     started: u64,
     pub(super) app: Arc<App>,
     watch: PodWatch,
-    _running: loops::Running,
+    _running: loops::RunningLoops,
 }
 
 /// The API server, and the process. Times are in milliseconds since the test began.

@@ -1,6 +1,6 @@
 //! Evictions: requested once, and what each answer means.
 
-use kube_api::write::evict::{EvictOutcome, Run};
+use kube_api::write::evict::{EvictOutcome, EvictionRun};
 use kube_api::write::target::PodKey;
 use wire::ids::PodUid;
 
@@ -9,7 +9,7 @@ use crate::harness::api_server::{Fake, Fault};
 /// The outcome of an eviction of the pod with this UID, in one word.
 async fn evict(fake: &Fake, uid: &str) -> String {
     let key = PodKey::new("team-a", "infer").unwrap();
-    match fake.writer().evict(&key, &PodUid::new(uid), Run::Real).await {
+    match fake.writer().evict(&key, &PodUid::new(uid), EvictionRun::Real).await {
         EvictOutcome::Evicted => "evicted".to_owned(),
         EvictOutcome::Blocked { message } => format!("blocked: {message}"),
         EvictOutcome::Gone => "gone".to_owned(),

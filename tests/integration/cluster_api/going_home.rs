@@ -59,7 +59,7 @@ struct Bed {
     writer: NoticeWriter,
     fake: Fake,
     runtime: tokio::runtime::Runtime,
-    _running: loops::Running,
+    _running: loops::RunningLoops,
     pod: Value,
     /// The GPU on which the agent sees a process of the pod; `None` for none.
     process_on: Option<&'static str>,

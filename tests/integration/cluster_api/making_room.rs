@@ -49,7 +49,7 @@ struct Bed {
     time: &'static SimulatedTime,
     now: u64,
     app: Arc<App>,
-    _running: loops::Running,
+    _running: loops::RunningLoops,
     /// Whether another pod gets what is guaranteed to the team while the note of the room is written.
     has_rival: bool,
     /// Whether the process is frozen while the note of the room is written, and what another one does meanwhile.

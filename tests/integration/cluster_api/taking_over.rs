@@ -16,7 +16,7 @@ use kube_api::pod::seen_pod::SeenPod;
 use kube_api::pod::watch::{PodWatch, Sink, WatchEvent};
 use kube_api::request::placement::HOLD;
 use kube_api::write::events::NoticeSender;
-use kube_api::write::lease::LeaseName;
+use kube_api::write::leader_lease::LeaseName;
 use kube_api::write::target::PodKey;
 use kube_api::write::term::Term;
 use kube_api::write::writer::ApiWriter;
@@ -36,7 +36,7 @@ struct Bed {
     time: &'static SimulatedTime,
     now: u64,
     app: Arc<App>,
-    _running: loops::Running,
+    _running: loops::RunningLoops,
     lease: Value,
     /// Status and body of the answer to the fence of a pod, and to other changes of it.
     on_fence: (u16, Value),

@@ -6,7 +6,7 @@ use control::lead::informing::{take_follower, take_message};
 use control::shared::leader::Replica;
 use futures::FutureExt;
 use hyper::Request;
-use kube_api::write::lease::LeaseName;
+use kube_api::write::leader_lease::LeaseName;
 use kube_api::write::target::PodKey;
 use rand::Rng;
 use runtime::step::outside::{ApiAnswer, CallId, Lost, StepEvent};

@@ -108,7 +108,7 @@ pub(super) struct Replica {
     pub(super) unkept: Option<(String, u64)>,
     pub(super) started: u64,
     time: &'static SimulatedTime,
-    running: loops::Running,
+    running: loops::RunningLoops,
 }
 
 impl Replica {

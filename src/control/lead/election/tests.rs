@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::*;
 use engine::ledger::ledger_fixture::ledger;
 use kube_api::config::file::Config;
-use kube_api::write::lease::LeaseName;
+use kube_api::write::leader_lease::LeaseName;
 use kube_api::write::target::PodKey;
 use runtime::clock::{Clock, SimulatedTime};
 use runtime::step::outside::{Action, ApiAnswer, StepEvent};

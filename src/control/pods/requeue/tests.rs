@@ -26,12 +26,12 @@ impl Bed {
     fn with(names: &[&str]) -> Self {
         let bed = Self::new();
         for (name, age) in names.iter().zip(0..) {
-            bed.refused((name, age, 0), &["m", "n"]);
+            bed.refused(name, age, 0, &["m", "n"]);
         }
         bed
     }
 
-    fn waiting_pod((name, age, priority): (&str, i64, i32)) -> WaitingPod {
+    fn waiting_pod(name: &str, age: i64, priority: i32) -> WaitingPod {
         WaitingPod {
             pod: pod(name),
             namespace: "team".to_owned(),
@@ -47,17 +47,17 @@ impl Bed {
     }
 
     /// kube-scheduler calls *filter* for a pod with that age and priority.
-    fn named(&self, pod: (&str, i64, i32)) {
-        let pod = Self::waiting_pod(pod);
+    fn named(&self, name: &str, age: i64, priority: i32) {
+        let pod = Self::waiting_pod(name, age, priority);
         self.waiting.see(pod.clone(), self.now);
         self.waiting.begin_call(pod, self.now);
     }
 
     /// The same, and none of these nodes fits.
-    fn refused(&self, pod: (&str, i64, i32), nodes: &[&str]) -> Option<Requeued> {
-        self.named(pod);
+    fn refused(&self, name: &str, age: i64, priority: i32, nodes: &[&str]) -> Option<Requeued> {
+        self.named(name, age, priority);
         let named = self.ledger.named_nodes(nodes.iter());
-        self.waiting.refuse(&PodUid::new(pod.0), BTreeMap::new(), Some(named))
+        self.waiting.refuse(&PodUid::new(name), BTreeMap::new(), Some(named))
     }
 
     fn room(&mut self, node: &str) {
@@ -85,16 +85,16 @@ fn the_next_pod_is_requeued_only_if_the_first_used_no_room() {
         assert_eq!(bed.requeued_after(0), ["a"]);
         assert_eq!(bed.requeued_after(5), [""; 0]);
         if took {
-            bed.named(("a", 0, 0));
+            bed.named("a", 0, 0);
             assert_eq!(bed.waiting.fits(&pod("a").uid), Some(Requeued::Helped));
             assert_eq!(bed.requeued_after(1_500), [""; 0], "it is being bound");
             bed.ledger.reserve(&pod("a"), "n", &share_request(500_000), bed.now).unwrap();
             bed.waiting.remove(&pod("a").uid);
             assert_eq!(bed.requeued_after(2_000), [""; 0], "its binding is an event for all");
         } else {
-            assert_eq!(bed.refused(("a", 0, 0), &["m", "n"]), Some(Requeued::Refused));
+            assert_eq!(bed.refused("a", 0, 0, &["m", "n"]), Some(Requeued::Refused));
             assert_eq!(bed.requeued_after(0), ["b"], "at once");
-            assert_eq!(bed.refused(("b", 1, 0), &["m"]), Some(Requeued::LeftOut));
+            assert_eq!(bed.refused("b", 1, 0, &["m"]), Some(Requeued::LeftOut));
             assert_eq!(bed.requeued_after(0), [""; 0], "all were tried");
         }
         assert!(bed.requeues.nodes.is_empty());
@@ -106,7 +106,7 @@ fn a_fitting_pod_that_is_not_bound_leaves_room_to_the_next() {
     let mut bed = Bed::with(&["a", "b"]);
     bed.room("n");
     assert_eq!(bed.requeued_after(0), ["a"]);
-    bed.named(("a", 0, 0));
+    bed.named("a", 0, 0);
     bed.waiting.fits(&pod("a").uid);
     assert_eq!(bed.requeued_after(10), [""; 0]);
     assert_eq!(bed.requeued_after(2_000), ["b"]);
@@ -116,7 +116,7 @@ fn a_fitting_pod_that_is_not_bound_leaves_room_to_the_next() {
 fn a_pod_that_nobody_binds_after_an_answer_is_requeued_again() {
     for is_being_bound in [false, true] {
         let mut bed = Bed::with(&["a"]);
-        bed.named(("a", 0, 0)); // by another client
+        bed.named("a", 0, 0); // by another client
         bed.waiting.fits(&pod("a").uid);
         bed.room("n");
         assert_eq!(bed.requeued_after(9_900), [""; 0], "it fits");
@@ -132,9 +132,9 @@ fn a_pod_that_nobody_binds_after_an_answer_is_requeued_again() {
 fn pods_that_did_not_name_the_node_are_skipped() {
     let mut bed = Bed::new();
     for age in 0..1_000 {
-        bed.refused((&format!("old-{age}"), age, 9), &["m"]);
+        bed.refused(&format!("old-{age}"), age, 9, &["m"]);
     }
-    bed.refused(("young", 5_000, 0), &["n"]);
+    bed.refused("young", 5_000, 0, &["n"]);
     bed.room("n");
     assert_eq!(bed.requeued_after(0), ["young"]);
     bed.waiting.remove(&pod("young").uid);
@@ -151,7 +151,7 @@ fn a_node_added_after_the_call_may_be_in_the_next_call() {
     bed.ledger.report("z", &hello("z", 1, "C"), bed.now).unwrap();
     bed.room("z");
     assert_eq!(bed.requeued_after(0), ["a"]);
-    assert_eq!(bed.refused(("a", 0, 0), &["m", "n"]), Some(Requeued::LeftOut));
+    assert_eq!(bed.refused("a", 0, 0, &["m", "n"]), Some(Requeued::LeftOut));
     bed.room("z");
     assert_eq!(bed.requeued_after(0), [""; 0], "the room was there at its next call");
     // The node is deleted and comes back: it may have other labels now.
@@ -162,7 +162,7 @@ fn a_node_added_after_the_call_may_be_in_the_next_call() {
     assert_eq!(bed.requeued_after(0), ["a"]);
     // The same if a call for the pod came meanwhile.
     bed.ledger.lose_node(&NodeName::new("z"));
-    assert_eq!(bed.refused(("a", 0, 0), &["m", "n"]), Some(Requeued::LeftOut));
+    assert_eq!(bed.refused("a", 0, 0, &["m", "n"]), Some(Requeued::LeftOut));
     see_node(&bed.ledger, "z");
     bed.ledger.report("z", &hello("once more", 1, "C"), bed.now).unwrap();
     bed.room("z");
@@ -183,14 +183,14 @@ fn no_pod_is_requeued_for_a_node_that_accepts_no_new_pods() {
 #[test]
 fn a_call_for_the_nominated_node_alone_leaves_the_others_open() {
     let mut bed = Bed::new();
-    bed.named(("a", 0, 0));
+    bed.named("a", 0, 0);
     bed.waiting.refuse(&pod("a").uid, BTreeMap::new(), None);
     bed.room("n");
     assert_eq!(bed.requeued_after(0), ["a"]);
-    bed.named(("a", 0, 0));
+    bed.named("a", 0, 0);
     assert_eq!(bed.waiting.refuse(&pod("a").uid, BTreeMap::new(), None), None);
     assert_eq!(bed.requeued_after(5), [""; 0], "the call about all nodes is still to come");
-    assert_eq!(bed.refused(("a", 0, 0), &["m"]), Some(Requeued::LeftOut));
+    assert_eq!(bed.refused("a", 0, 0, &["m"]), Some(Requeued::LeftOut));
 }
 
 #[test]
@@ -201,13 +201,13 @@ fn a_pod_is_not_requeued_again_until_kube_scheduler_calls_for_it() {
     assert_eq!(bed.requeued_after(249), [""; 0]);
     assert_eq!(bed.requeued_after(1), ["b"]);
     assert_eq!(bed.ended, [Requeued::Unanswered]);
-    assert_eq!(bed.refused(("b", 1, 0), &["m", "n"]), Some(Requeued::Refused));
+    assert_eq!(bed.refused("b", 1, 0, &["m", "n"]), Some(Requeued::Refused));
     bed.room("n");
     assert_eq!(bed.requeued_after(0), ["b"], "more room may be enough");
     bed.waiting.remove(&pod("b").uid);
     bed.room("m");
     assert_eq!(bed.requeued_after(0), [""; 0]);
-    assert_eq!(bed.refused(("a", 0, 0), &["m", "n"]), None, "too late to count");
+    assert_eq!(bed.refused("a", 0, 0, &["m", "n"]), None, "too late to count");
     bed.room("m");
     assert_eq!(bed.requeued_after(0), ["a"]);
 }
@@ -218,7 +218,7 @@ fn a_slow_scheduler_is_given_more_time() {
     bed.room("n");
     assert_eq!(bed.requeued_after(0), ["a"]);
     bed.now = bed.now.plus(Duration::from_millis(200));
-    assert_eq!(bed.refused(("a", 0, 0), &["m", "n"]), Some(Requeued::Refused));
+    assert_eq!(bed.refused("a", 0, 0, &["m", "n"]), Some(Requeued::Refused));
     assert_eq!(bed.requeued_after(0), ["b"]);
     assert_eq!(bed.requeued_after(799), [""; 0]);
     assert_eq!(bed.ended, []);
@@ -239,16 +239,16 @@ fn a_requeued_pod_that_is_gone_causes_no_delay() {
 #[test]
 fn higher_priority_is_first_even_when_room_comes_in_parts() {
     let mut bed = Bed::new();
-    bed.refused(("trivial", 0, 0), &["m", "n"]);
-    bed.refused(("important", 1, 7), &["m", "n"]);
+    bed.refused("trivial", 0, 0, &["m", "n"]);
+    bed.refused("important", 1, 7, &["m", "n"]);
     bed.room("n");
     assert_eq!(bed.requeued_after(0), ["important"]);
     bed.room("n");
     assert_eq!(bed.requeued_after(1), [""; 0], "one at a time");
-    assert_eq!(bed.refused(("important", 1, 7), &["m", "n"]), Some(Requeued::Refused));
+    assert_eq!(bed.refused("important", 1, 7, &["m", "n"]), Some(Requeued::Refused));
     assert_eq!(bed.requeued_after(1), ["trivial"]);
     bed.room("n");
-    assert_eq!(bed.refused(("trivial", 0, 0), &["m", "n"]), Some(Requeued::Refused));
+    assert_eq!(bed.refused("trivial", 0, 0, &["m", "n"]), Some(Requeued::Refused));
     assert_eq!(bed.requeued_after(1), ["important"]);
 }
 
@@ -258,7 +258,7 @@ fn room_that_appears_during_a_bind_is_checked() {
     bed.room("n");
     assert_eq!(bed.requeued_after(0), ["a"]);
     bed.room("n");
-    bed.named(("a", 0, 0));
+    bed.named("a", 0, 0);
     bed.waiting.fits(&pod("a").uid);
     bed.ledger.reserve(&pod("a"), "n", &share_request(500_000), bed.now).unwrap();
     bed.waiting.remove(&pod("a").uid);
@@ -272,7 +272,7 @@ fn a_pod_about_to_be_scheduled_is_not_requeued_again() {
     assert_eq!(bed.requeued_after(0), ["a"]);
     bed.room("n");
     assert_eq!(bed.requeued_after(1), [""; 0], "its call will see this room as well");
-    bed.named(("a", 0, 0));
+    bed.named("a", 0, 0);
     bed.room("n");
     assert_eq!(bed.requeued_after(1), ["a"], "this one may have come too late for it");
 }
@@ -325,7 +325,7 @@ fn room_is_kept_for_a_pod_whose_other_requeue_may_fail() {
 #[test]
 fn room_that_no_requeued_pod_can_use_is_not_kept() {
     let mut bed = Bed::new();
-    bed.refused(("a", 0, 0), &["m"]);
+    bed.refused("a", 0, 0, &["m"]);
     bed.room("m");
     let step = bed.requeues.step(&bed.waiting, &bed.ledger, bed.now);
     assert_eq!(step.requeues.len(), 1);
@@ -339,7 +339,7 @@ fn room_from_before_the_watch_showed_the_pod_is_searched_once() {
     for has_room in [true, false] {
         let mut bed = Bed::new();
         bed.ledger.reserve(&pod("holder"), "n", &share_request(1_000_000), bed.now).unwrap();
-        let waiting = Bed::waiting_pod(("a", 0, 0));
+        let waiting = Bed::waiting_pod("a", 0, 0);
         bed.waiting.begin_call(waiting.clone(), bed.now);
         let named = bed.ledger.named_nodes(["n"].iter());
         bed.waiting.refuse(&pod("a").uid, BTreeMap::new(), Some(named));
@@ -365,7 +365,7 @@ fn late_pods_with_equal_requests_share_one_search() {
         bed.ledger.reserve(&pod(node), node, &share_request(1_000_000), bed.now).unwrap();
     }
     for at in 0..1_000 {
-        let waiting = Bed::waiting_pod((&format!("{at}"), 0, 0));
+        let waiting = Bed::waiting_pod(&format!("{at}"), 0, 0);
         bed.waiting.begin_call(waiting.clone(), bed.now);
         let named = bed.ledger.named_nodes(["n", "m"].iter());
         bed.waiting.refuse(&waiting.pod.uid, BTreeMap::new(), Some(named));
@@ -379,7 +379,7 @@ fn late_pods_with_equal_requests_share_one_search() {
 #[test]
 fn a_pod_that_becomes_late_during_a_tick_is_checked_in_the_next() {
     let mut bed = Bed::new();
-    let waiting = Bed::waiting_pod(("a", 0, 0));
+    let waiting = Bed::waiting_pod("a", 0, 0);
     bed.waiting.begin_call(waiting.clone(), bed.now);
     let named = bed.ledger.named_nodes(["n", "m"].iter());
     bed.waiting.refuse(&waiting.pod.uid, BTreeMap::new(), Some(named));
@@ -394,7 +394,7 @@ fn a_pod_that_becomes_late_during_a_tick_is_checked_in_the_next() {
 fn a_late_pod_is_not_requeued_while_its_call_is_being_answered() {
     for fits in [true, false] {
         let mut bed = Bed::new();
-        let waiting = Bed::waiting_pod(("a", 0, 0));
+        let waiting = Bed::waiting_pod("a", 0, 0);
         bed.waiting.begin_call(waiting.clone(), bed.now);
         bed.waiting.see(waiting, bed.now);
         assert_eq!(bed.requeued_after(1), [""; 0], "the answer may be this room");

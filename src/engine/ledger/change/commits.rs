@@ -252,8 +252,8 @@ impl Ledger {
             let giving_back = giving_back.filter(|_| !is_ignored);
             let waits_for = leaving.chain(giving_back).collect();
             let is_short = guests::is_short_of_memory(node_state, here.clone()) && !is_ignored;
-            let may_start = here.clone().all(|device| guests::may_start(node_state, device, uid));
-            let is_short = is_short || !may_start;
+            let is_short =
+                is_short || !here.clone().all(|device| guests::may_start(node_state, device, uid));
             let mut all = placement.devices.iter().map(|placed| &placed.id).chain(&runs_on);
             let is_gone = !all.all(|id| has_device_for_pods(node_state, id));
             let instance = ToMake::of(node_state, &placement);

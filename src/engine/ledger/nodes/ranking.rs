@@ -73,6 +73,7 @@ fn cost_key(family: Family, key: u128, prices: &ScarcityPrices) -> u128 {
 }
 
 /// The next best node of a family at these prices.
+#[inline]
 fn next_of(
     family: Family,
     members: &mut btree_set::Iter<'_, Member>,
@@ -139,9 +140,9 @@ impl Ranking {
         let mut heads: BinaryHeap<_> = heads.collect();
         std::iter::from_fn(move || {
             let mut head = heads.peek_mut()?;
-            let Reverse((best, family)) = *head;
-            let (kind, members) = &mut families[family];
-            match next_of(*kind, members, prices) {
+            let Reverse((best, at)) = *head;
+            let (family, members) = &mut families[at];
+            match next_of(*family, members, prices) {
                 Some(second) => head.0.0 = second,
                 None => {
                     PeekMut::pop(head);

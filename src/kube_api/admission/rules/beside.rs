@@ -21,14 +21,16 @@ fn an_amount_of_zero_leaves_no_pod_to_kubelet() {
     }
 }
 
+/// A pod without a GPU, of a scheduler only for gpupack.
+fn beside(change: fn(&mut Value)) -> Value {
+    pod(json!({}), |pod| {
+        pod["spec"]["schedulerName"] = "gpupack".into();
+        change(pod);
+    })
+}
+
 #[test]
 fn a_pod_without_a_gpu_for_our_scheduler_alone_is_held_to_the_same() {
-    let beside = |change: fn(&mut Value)| {
-        pod(json!({}), |pod| {
-            pod["spec"]["schedulerName"] = "gpupack".into();
-            change(pod);
-        })
-    };
     let done = admitted(&shipped(), &beside(|_| ())).unwrap();
     assert_eq!(env(&done["spec"]["containers"][1]), [VOID]);
     assert_eq!(done["spec"].get("runtimeClassName"), None);
@@ -86,19 +88,18 @@ fn what_goes_beyond_baseline_is_refused_in_every_kind_of_container() {
             assert!(message.contains(part) && message.contains("`bad`"), "{list}: {message}");
         }
     }
-    let security = |value: Value| json!({"securityContext": value});
     for (change, part) in [
         (json!({"hostNetwork": true}), "allow_host_network"),
         (json!({"volumes": [{"name": "v", "hostPath": {"path": "/srv"}}]}), "allowed_host_paths"),
         (json!({"resourceClaims": [{"name": "gpu"}]}), "allow_resource_claims"),
         (json!({"terminationGracePeriodSeconds": 601}), "set `600` or less"),
         (json!({"terminationGracePeriodSeconds": i64::MAX}), "set `600` or less"),
-        (security(json!({"seccompProfile": {"type": "Unconfined"}})), "seccompProfile"),
-        (security(json!({"appArmorProfile": {"type": "New"}})), "`New`"),
-        (security(json!({"seLinuxOptions": {"role": "r"}})), "seLinuxOptions.role"),
-        (security(json!({"windowsOptions": {"hostProcess": true}})), "hostProcess"),
+        (json!({"securityContext": {"seccompProfile": {"type": "Unconfined"}}}), "seccompProfile"),
+        (json!({"securityContext": {"appArmorProfile": {"type": "New"}}}), "`New`"),
+        (json!({"securityContext": {"seLinuxOptions": {"role": "r"}}}), "seLinuxOptions.role"),
+        (json!({"securityContext": {"windowsOptions": {"hostProcess": true}}}), "hostProcess"),
         (
-            security(json!({"sysctls": [{"name": "kernel.msgmax", "value": "1"}]})),
+            json!({"securityContext": {"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}}),
             "allowed_sysctls",
         ),
     ] {
@@ -185,23 +186,25 @@ fn what_baseline_allows_and_what_the_operator_lists_is_admitted() {
     }
 }
 
+/// A pod of this scheduler that requests a GPU, and 4,096 of the resource.
+fn requesting(scheduler: &str, annotations: Value, resource: &str) -> Value {
+    pod(annotations, |pod| {
+        pod["spec"]["schedulerName"] = scheduler.into();
+        let limits = json!({"nvidia.com/gpu": "1", resource: "4096"});
+        pod["spec"]["containers"][0]["resources"] = json!({"limits": limits});
+    })
+}
+
 #[test]
 fn keys_of_other_schedulers_are_refused_on_our_pods_and_left_on_others() {
-    let is_request = |scheduler: &str, annotations: Value, resource: &str| {
-        pod(annotations, |pod| {
-            pod["spec"]["schedulerName"] = scheduler.into();
-            let limits = json!({"nvidia.com/gpu": "1", resource: "4096"});
-            pod["spec"]["containers"][0]["resources"] = json!({"limits": limits});
-        })
-    };
-    let hami = is_request("gpupack", json!({}), "nvidia.com/gpumem");
+    let hami = requesting("gpupack", json!({}), "nvidia.com/gpumem");
     let refusal = admitted(&shipped(), &hami).unwrap_err();
     for part in
         ["`main`", "`nvidia.com/gpumem`", "`gpu-memory` (MiB of one GPU)", "other_resources"]
     {
         assert!(refusal.contains(part), "`{part}` is not in `{refusal}`");
     }
-    let network = is_request("gpupack", json!({}), "nvidia.com/hostdev");
+    let network = requesting("gpupack", json!({}), "nvidia.com/hostdev");
     let requests = RequestRules {
         other_resources: vec!["nvidia.com/hostdev".to_owned()],
         ..RequestRules::default()
@@ -216,11 +219,11 @@ fn keys_of_other_schedulers_are_refused_on_our_pods_and_left_on_others() {
     // Another scheduler or kubelet's device plugin serves these.
     for scheduler in ["hami-scheduler", "default-scheduler"] {
         let annotations = json!({"nvidia.com/use-gpuuuid": "GPU-a"});
-        let theirs = is_request(scheduler, annotations, "nvidia.com/gpumem");
+        let theirs = requesting(scheduler, annotations, "nvidia.com/gpumem");
         assert_eq!(admitted(&shipped(), &theirs), Ok(theirs.clone()), "{scheduler}");
     }
     let taking = rules(|settings| settings.take_over_whole_gpus = true);
-    let theirs = is_request("default-scheduler", json!({}), "nvidia.com/gpumem");
+    let theirs = requesting("default-scheduler", json!({}), "nvidia.com/gpumem");
     assert!(admitted(&taking, &theirs).is_err(), "its GPU would be a whole one");
     let limited = pod(json!({"gpu-fraction": "0.5", "nvidia.com/use-gputype": "A100"}), |_| ());
     assert!(admitted(&shipped(), &limited).unwrap_err().contains("`gpupack.dev/gpu-model`"));

@@ -28,15 +28,18 @@ fn a_movable_pod_gets_what_its_move_needs() {
     );
     assert_eq!(main["resources"]["limits"]["gpupack.dev/gpus"], "1", "the markers stay");
     let variables = main["env"].as_array().unwrap();
-    let told = variables.iter().find(|it| it["name"] == "GPUPACK_MOVABLE").unwrap();
-    assert_eq!(told["value"], "restart");
+    let variable = variables.iter().find(|variable| variable["name"] == "GPUPACK_MOVABLE").unwrap();
+    assert_eq!(variable["value"], "restart");
     assert_eq!(done["spec"]["containers"][1]["resizePolicy"], Value::Null, "only the GPU's");
     assert_eq!(done["spec"]["terminationGracePeriodSeconds"], 5);
 }
 
+fn policy(resource: &str, restart: &str) -> Value {
+    json!({"resourceName": resource, "restartPolicy": restart})
+}
+
 #[test]
 fn what_a_movable_pod_has_stays_as_far_as_possible() {
-    let policy = |resource, restart| json!({"resourceName": resource, "restartPolicy": restart});
     let container = json!({"name": "main", "image": "x",
         "resources": {"limits": {"cpu": "2"}},
         "resizePolicy": [policy("cpu", "NotRequired"), policy("memory", "NotRequired")]});
@@ -64,14 +67,16 @@ fn what_a_movable_pod_has_stays_as_far_as_possible() {
     }
 }
 
+/// Annotations of a movable pod, and one more.
+fn with(key: &str, value: &str) -> Value {
+    let mut annotations = movable();
+    annotations[key] = value.into();
+    annotations
+}
+
 #[test]
 fn pods_that_cannot_be_moved_are_refused_with_the_fix() {
     let init = json!({"initContainers": [{"name": "first", "image": "x"}]});
-    let with = |key: &str, value: &str| {
-        let mut annotations = movable();
-        annotations[key] = value.into();
-        annotations
-    };
     for (annotations, spec, part) in [
         (movable(), json!({"restartPolicy": "Never"}), "use `Always` or `OnFailure`"),
         (movable(), json!({"terminationGracePeriodSeconds": 31}), "is above 30"),

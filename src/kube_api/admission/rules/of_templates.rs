@@ -39,9 +39,12 @@ fn template(pod: &Value) -> Value {
     template
 }
 
+fn path(text: &str) -> TemplatePath {
+    TemplatePath::try_from(text.to_owned()).unwrap()
+}
+
 fn with_job_sets() -> Admission {
     rules(|settings| {
-        let path = |text: &str| TemplatePath::try_from(text.to_owned()).unwrap();
         settings.templates = BTreeMap::from([
             (
                 "jobsets.jobset.x-k8s.io".to_owned(),
@@ -104,6 +107,11 @@ fn a_template_without_metadata_is_completed() {
     }
 }
 
+/// The marker of the share that the first container of a template has.
+fn share(template: &Value) -> Value {
+    template["spec"]["containers"][0]["resources"]["limits"][SHARE].clone()
+}
+
 #[test]
 fn each_template_of_a_configured_kind_is_completed_once() {
     let rules = with_job_sets();
@@ -116,8 +124,6 @@ fn each_template_of_a_configured_kind_is_completed_once() {
     let made =
         |index: usize| &object["spec"]["replicatedJobs"][index]["template"]["spec"]["template"];
     assert_eq!(*made(0), none);
-    let share =
-        |template: &Value| template["spec"]["containers"][0]["resources"]["limits"][SHARE].clone();
     assert_eq!(share(made(1)), "500000");
     let set = json!({"spec": {"leaderWorkerTemplate": {
         "leaderTemplate": gpu, "workerTemplate": gpu, "size": 2, "other": [1]}}});
@@ -188,13 +194,19 @@ fn a_template_that_is_older_than_the_webhook_stays() {
     assert!(refused.contains("gpu-fraction"), "{refused}");
 }
 
+fn parent(name: &str) -> Value {
+    json!({"annotations": {"kueue.x-k8s.io/pod-suspending-parent": name}})
+}
+
+/// Writes keys of Kueue on a pod.
+fn mark(pod: &mut Value, keys: &Value) {
+    json_patch::merge(&mut pod["metadata"], keys);
+}
+
 #[test]
 fn a_pod_that_kueue_counted_for_less_is_refused() {
     let by_label = json!({"labels": {"kueue.x-k8s.io/podset": "main"}});
     let by_workload = json!({"annotations": {"kueue.x-k8s.io/workload": "job-a"}});
-    let parent =
-        |name: &str| json!({"annotations": {"kueue.x-k8s.io/pod-suspending-parent": name}});
-    let of_kueue = |pod: &mut Value, keys: &Value| json_patch::merge(&mut pod["metadata"], keys);
     let sets = "leaderworkerset.x-k8s.io/leaderworkerset";
     for (keys, is_counted) in [
         (by_label, true),
@@ -204,7 +216,7 @@ fn a_pod_that_kueue_counted_for_less_is_refused() {
         (json!({"labels": {"kueue.x-k8s.io/managed": "true"}}), false),
         (json!({"labels": {"kueue.x-k8s.io/pod-group-name": "a"}}), false),
     ] {
-        let bare = half(|pod| of_kueue(pod, &keys));
+        let bare = half(|pod| mark(pod, &keys));
         let answer = admitted(&shipped(), &bare);
         assert_eq!(answer.is_err(), is_counted, "{keys}");
         if let Err(refused) = answer {
@@ -215,14 +227,14 @@ fn a_pod_that_kueue_counted_for_less_is_refused() {
         }
         let complete = admitted(&shipped(), &half(|_| ())).unwrap();
         let mut good = complete.clone();
-        of_kueue(&mut good, &keys);
+        mark(&mut good, &keys);
         assert!(admitted(&shipped(), &good).is_ok(), "{keys}");
         for (marker, less) in [(SHARE, "499999"), ("gpupack.dev/gpus", "0")] {
             let mut less_than = good.clone();
             less_than["spec"]["containers"][0]["resources"]["limits"][marker] = less.into();
             assert_eq!(admitted(&shipped(), &less_than).is_err(), is_counted, "{keys} {marker}");
         }
-        let none = pod(json!({}), |pod| of_kueue(pod, &keys));
+        let none = pod(json!({}), |pod| mark(pod, &keys));
         assert_eq!(admitted(&shipped(), &none).unwrap(), none, "a pod without a GPU");
         // Kueue writes its keys into a template when the Job starts.
         let marked = job(&template(&good));

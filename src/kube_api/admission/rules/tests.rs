@@ -83,14 +83,15 @@ pub(crate) fn half(change: impl FnOnce(&mut Value)) -> Value {
 
 /// `NAME=value` or `NAME<annotation` for each variable of a container.
 pub(crate) fn env(container: &Value) -> Vec<String> {
-    let reported = |variable: &Value| {
+    let variables = container["env"].as_array().into_iter().flatten();
+    let shown = variables.map(|variable| {
         let name = variable["name"].as_str().unwrap();
         match variable["valueFrom"]["fieldRef"]["fieldPath"].as_str() {
             Some(path) => format!("{name}<{path}"),
             None => format!("{name}={}", variable["value"].as_str().unwrap()),
         }
-    };
-    container["env"].as_array().into_iter().flatten().map(reported).collect()
+    });
+    shown.collect()
 }
 
 const DEVICES: &str = "NVIDIA_VISIBLE_DEVICES<metadata.annotations['placed.gpupack.dev/devices']";

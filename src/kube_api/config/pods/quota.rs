@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer};
 use serde_yaml_ng::Value;
 
 use crate::config::pods::requests::{decimal, share};
-use crate::config::values::{label, mib, some_mib};
+use crate::config::values::{NoContext, label, mib, some_mib};
 use engine::model::charge::ModelPrice;
 use engine::model::team::{TeamRules, TeamShare};
 use wire::device::ModelFilter;
@@ -57,12 +57,12 @@ impl Default for QuotaConfig {
 impl QuotaConfig {
     /// What GPUs of the models count.
     pub(crate) fn models(&self) -> Vec<ModelPrice> {
-        let price = |(model, keys): (&String, &PriceKeys)| ModelPrice {
+        let prices = self.models.iter().map(|(model, keys)| ModelPrice {
             model: model.clone(),
             memory: keys.memory.unwrap_or(self.reference),
             weight: keys.weight,
-        };
-        self.models.iter().map(price).collect()
+        });
+        prices.collect()
     }
 }
 
@@ -75,7 +75,8 @@ fn below(reference: MemMib) -> impl FnOnce(&BTreeMap<String, PriceKeys>, &()) ->
                  `-./()+_`, a letter or digit first"
             )));
         }
-        let larger = models.iter().find(|(_, keys)| keys.memory.is_some_and(|it| it > reference));
+        let larger =
+            models.iter().find(|(_, keys)| keys.memory.is_some_and(|memory| memory > reference));
         larger.map_or(Ok(()), |(model, _)| {
             Err(garde::Error::new(format!(
                 "the memory of `{model}` must be at most `quota.reference_memory_mib`, {}: pods that \
@@ -120,19 +121,25 @@ pub struct ShareKeys {
 impl SharesConfig {
     /// Shares of teams by namespace.
     pub fn of(teams: impl Iterator<Item = (String, TeamShare)>) -> Self {
-        let keys = |TeamShare { guaranteed, at_most }| ShareKeys { guaranteed, at_most };
-        let teams = teams.map(|(team, share)| (team, keys(share))).collect();
-        Self { teams, ..Self::default() }
+        let teams = teams.map(|(team, TeamShare { guaranteed, at_most })| {
+            (team, ShareKeys { guaranteed, at_most })
+        });
+        Self { teams: teams.collect(), ..Self::default() }
     }
 
     /// What teams may have; `None` if nothing is said.
     pub fn rules(&self) -> Option<TeamRules> {
-        let of = |keys: ShareKeys| TeamShare { guaranteed: keys.guaranteed, at_most: keys.at_most };
         (*self != Self::default()).then(|| TeamRules {
             label: self.label.clone(),
-            teams: self.teams.iter().map(|(team, keys)| (team.clone(), of(*keys))).collect(),
-            others: of(self.others),
+            teams: self.teams.iter().map(|(team, keys)| (team.clone(), keys.share())).collect(),
+            others: self.others.share(),
         })
+    }
+}
+
+impl ShareKeys {
+    fn share(self) -> TeamShare {
+        TeamShare { guaranteed: self.guaranteed, at_most: self.at_most }
     }
 }
 
@@ -155,11 +162,11 @@ fn some_gpus<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Share>, D::Err
     })
 }
 
-fn key_or_empty(key: &str, (): &()) -> garde::Result {
+fn key_or_empty(key: &str, _: &NoContext) -> garde::Result {
     if key.is_empty() { Ok(()) } else { label(key, &()) }
 }
 
-fn named(teams: &BTreeMap<String, ShareKeys>, (): &()) -> garde::Result {
+fn named(teams: &BTreeMap<String, ShareKeys>, _: &NoContext) -> garde::Result {
     if teams.keys().any(|team| team.is_empty() || team.contains('/')) {
         return Err(garde::Error::new("a team must have a name without a slash"));
     }
@@ -197,7 +204,9 @@ mod tests {
             [price("A10", 24_576, 250_000), price("H100", 90_000, 1_000_000)]
         );
         assert_eq!((prices.reference, rules.needs_markers), (MemMib::new(90_000), true));
-        assert!(prices.replicas.iter().copied().eq([4, 8].map(|it| Replicas::new(it).unwrap())));
+        assert!(
+            prices.replicas.iter().copied().eq([4, 8].map(|count| Replicas::new(count).unwrap()))
+        );
         assert!(keys_of("quota").iter().all(|key| text.contains(&format!("{key}:"))));
         assert_eq!(Config::from_yaml("quota:").unwrap().quota, QuotaConfig::default());
     }

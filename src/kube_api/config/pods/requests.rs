@@ -5,7 +5,7 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use serde_yaml_ng::Value;
 
-use crate::config::values::each;
+use crate::config::values::{NoContext, each};
 use engine::model::charge::Prices;
 use engine::model::request::{Amount, GpuRequest, Limit};
 use engine::model::workload::{AccessRules, Workloads};
@@ -81,15 +81,17 @@ pub fn is_like(pattern: &str, name: &str) -> bool {
 }
 
 /// A rule for `other_resources`. The group is required, so that no pattern matches every resource.
-pub(crate) fn resources(names: &[String], (): &()) -> garde::Result {
-    let is_legal = |text: &str| {
-        let name = text.strip_suffix('*').unwrap_or(text);
-        let group = name.split_once('/').map_or("", |(group, _)| group);
-        !group.is_empty() && !name.contains('*') && !name.contains(char::is_whitespace)
-    };
+pub(crate) fn resources(names: &[String], _: &NoContext) -> garde::Result {
     let allowed = "a list of resource names with their group, such as `nvidia.com/hostdev`, or of \
                    prefixes such as `nvidia.com/hostdev*`";
-    each(is_legal, allowed)(names, &())
+    each(is_pattern, allowed)(names, &())
+}
+
+/// Whether a text is the name of a resource with its group, or a prefix of some that ends in `*`.
+fn is_pattern(text: &str) -> bool {
+    let name = text.strip_suffix('*').unwrap_or(text);
+    let group = name.split_once('/').map_or("", |(group, _)| group);
+    !group.is_empty() && !name.contains('*') && !name.contains(char::is_whitespace)
 }
 
 /// A share above zero.
@@ -98,7 +100,8 @@ pub(crate) fn share<'de, D: Deserializer<'de>>(from: D) -> Result<Share, D::Erro
         Value::Number(number) => number.to_string(),
         other => other.as_str().unwrap_or_default().to_owned(),
     };
-    let share = decimal(&text).filter(|it| (Share::from_millionths(1)..=Share::WHOLE).contains(it));
+    let share =
+        decimal(&text).filter(|share| (Share::from_millionths(1)..=Share::WHOLE).contains(share));
     share.ok_or_else(|| {
         D::Error::custom(
             "it must be a share of a GPU above 0 and up to 1 with at most 5 decimals, such as `0.5`",
@@ -109,8 +112,8 @@ pub(crate) fn share<'de, D: Deserializer<'de>>(from: D) -> Result<Share, D::Erro
 /// The exact share of a decimal with at most five decimals.
 pub(crate) fn decimal(text: &str) -> Option<Share> {
     let (whole, decimals) = text.split_once('.').unwrap_or((text, ""));
-    let is_digits = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
-    if decimals.len() > 5 || whole.is_empty() || !is_digits(whole) || !is_digits(decimals) {
+    let has_digits = whole.bytes().chain(decimals.bytes()).all(|byte| byte.is_ascii_digit());
+    if decimals.len() > 5 || whole.is_empty() || !has_digits {
         return None;
     }
     let millionths: u64 = format!("{decimals:0<6}").parse().ok()?;

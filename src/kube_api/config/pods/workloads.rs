@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer};
 
-use crate::config::values::{number, parsed};
+use crate::config::values::{NoContext, number, parsed};
 use engine::model::policy::Policy;
 use engine::model::request::Isolation;
 use engine::model::workload::{Access, AccessRules, Protection, WorkloadClass, Workloads};
@@ -68,10 +68,9 @@ pub(crate) fn workloads(keys: &BTreeMap<String, WorkloadKeys>) -> Workloads {
 }
 
 /// A rule for the classes of workloads.
-pub(crate) fn distinct(classes: &BTreeMap<String, WorkloadKeys>, (): &()) -> garde::Result {
+pub(crate) fn distinct(classes: &BTreeMap<String, WorkloadKeys>, _: &NoContext) -> garde::Result {
     let mut known = BTreeMap::new();
     for (name, keys) in classes {
-        let fault = |text: String| Err(garde::Error::new(text));
         if !is_name(name, LONGEST_NAME, "-_.") {
             return fault(format!("`{name}` must be a value of a label, such as `train`"));
         }
@@ -94,15 +93,18 @@ pub(crate) fn distinct(classes: &BTreeMap<String, WorkloadKeys>, (): &()) -> gar
     Ok(())
 }
 
+fn fault(text: String) -> garde::Result {
+    Err(garde::Error::new(text))
+}
+
 fn has_capitals(text: &str) -> bool {
     text.bytes().any(|byte| byte.is_ascii_uppercase())
 }
 
 fn is_name(text: &str, most: usize, also: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_alphanumeric();
-    let is_legal = |c: char| is_plain(c) || also.contains(c);
     let is_framed = text.starts_with(is_plain) && text.ends_with(is_plain);
-    text.len() <= most && is_framed && text.chars().all(is_legal)
+    text.len() <= most && is_framed && text.chars().all(|c| is_plain(c) || also.contains(c))
 }
 
 fn some_seconds<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
@@ -147,7 +149,7 @@ impl<'de, T: FromStr<Err: Display>> Deserialize<'de> for Named<T> {
 
 /// What a list allows; all without one.
 fn allowed<T: Copy + Ord>(list: Option<&Vec<Named<T>>>) -> Option<BTreeSet<T>> {
-    list.map(|all| all.iter().map(|it| it.0).collect())
+    list.map(|all| all.iter().map(|named| named.0).collect())
 }
 
 impl AccessConfig {
@@ -160,11 +162,11 @@ impl AccessConfig {
 
 impl AccessKeys {
     fn access(&self) -> Access {
-        let only = |pools: &Vec<String>| {
+        let pools = self.pools.as_ref().map(|pools| {
             PoolFilter::only(pools.iter().map(|pool| PoolName::new(pool.as_str())).collect())
-        };
+        });
         Access {
-            pools: self.pools.as_ref().map(only).unwrap_or_default(),
+            pools: pools.unwrap_or_default(),
             isolation: allowed(self.isolation.as_ref()),
             policies: allowed(self.policies.as_ref()),
             workloads: self.workloads.clone().map(BTreeSet::from_iter),

@@ -35,7 +35,7 @@ fn parse(keys: &str, pod: &str) -> Result<Option<GpuRequest>, RequestError> {
 }
 
 /// What the parser understood, in one line.
-fn reported(request: &GpuRequest) -> String {
+fn in_words(request: &GpuRequest) -> String {
     let amount = match &request.amount {
         Amount::Fraction(share) => format!("share {share}"),
         Amount::Memory(memory) => format!("memory {}", memory.mib()),
@@ -46,24 +46,24 @@ fn reported(request: &GpuRequest) -> String {
         Amount::MigInstance(profile) => format!("mig {profile}"),
         Amount::SharedSlot => "slot".to_owned(),
     };
-    let mut reported = format!("{} x {amount}", request.count);
+    let mut words = format!("{} x {amount}", request.count);
     match request.limit {
-        Some(Limit::Fraction(share)) => reported += &format!(" limit {share}"),
-        Some(Limit::Memory(memory)) => reported += &format!(" limit {}", memory.mib()),
+        Some(Limit::Fraction(share)) => words += &format!(" limit {share}"),
+        Some(Limit::Memory(memory)) => words += &format!(" limit {}", memory.mib()),
         None => {}
     }
     if let Some(container) = &request.container {
-        reported += &format!(" in {container}");
+        words += &format!(" in {container}");
     }
     if !request.models.is_any() {
-        reported += &format!(" on {}", request.models.names().collect::<Vec<_>>().join("|"));
+        words += &format!(" on {}", request.models.names().collect::<Vec<_>>().join("|"));
     }
     if let Some(policy) = request.policy {
-        reported += &format!(" by {policy}");
+        words += &format!(" by {policy}");
     }
     match request.isolation {
-        Isolation::None => reported,
-        isolation => reported + &format!(" behind {isolation:?}"),
+        Isolation::None => words,
+        isolation => words + &format!(" behind {isolation:?}"),
     }
 }
 
@@ -140,7 +140,7 @@ const UNDERSTOOD: &[(&str, &str, &str)] = &[
 fn every_form_of_the_query_is_accepted() {
     for &(keys, pod, expected) in UNDERSTOOD {
         let request = parse(keys, pod).unwrap_or_else(|error| panic!("{keys}: {error}"));
-        assert_eq!(reported(&request.expect(keys)), expected, "{keys}");
+        assert_eq!(in_words(&request.expect(keys)), expected, "{keys}");
     }
     for keys in ["", "app=web", "nvidia.com/driver=x;mps=true", "placed.gpupack.dev/fence=3"] {
         assert_eq!(parse(keys, "main nvidia.com/gpu=0 example.com/gpu=1"), Ok(None), "{keys}");
@@ -431,7 +431,7 @@ fn a_model_is_a_name_without_characters_that_mean_nothing() {
         assert!(request.models.matches(&ModelName::new(product)), "{product}");
     }
     let all = PRODUCTS.map(|name| name.chars().take(20).collect::<String>()).join(" | ");
-    assert_eq!(parsed(&all).map(|it| it.is_some()), Ok(true), "{all}");
+    assert_eq!(parsed(&all).map(|request| request.is_some()), Ok(true), "{all}");
     let meaningless = "!=^$*?<>~@#%&,:\\\"'`[]{}\t\u{a0}é";
     for odd in meaningless.chars() {
         for names in [

@@ -12,8 +12,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::http::bell::MOST_PERMITS;
-use crate::http::tls::Shown;
+use crate::http::bell::MOST_POLLS;
+use crate::http::tls::ShownCertificate;
 use runtime::certificates::Tls;
 
 const SOON: Duration = Duration::from_secs(10);
@@ -51,8 +51,8 @@ async fn attended() -> (TcpStream, watch::Sender<bool>, JoinHandle<()>) {
     (client, stop, tokio::spawn(attend_alone(server, stopped)))
 }
 
-fn roomy() -> Limits {
-    Limits::new(1_000, 64 << 20)
+fn roomy() -> ListenerLimits {
+    ListenerLimits::new(1_000, 64 << 20)
 }
 
 /// A connection under limits that are never reached.
@@ -65,7 +65,7 @@ async fn attend_alone(stream: TcpStream, stop: watch::Receiver<bool>) {
 }
 
 async fn talk(stream: TcpStream, stop: watch::Receiver<bool>) -> Option<TcpStream> {
-    let (stream, read_ahead) = converse((stream, Bytes::new()), &alone(), &routes(), stop).await?;
+    let (stream, read_ahead) = converse(stream, Bytes::new(), &alone(), &routes(), stop).await?;
     assert!(read_ahead.is_empty());
     Some(stream)
 }
@@ -156,7 +156,7 @@ async fn all_that_was_read_ahead_is_answered() {
     let count = 1_000;
     let mut read_ahead = Bytes::from("GET /hello HTTP/1.1\r\nhost: a\r\n\r\n".repeat(count));
     while !read_ahead.is_empty() {
-        let talk = converse((server, read_ahead), &alone(), &routes(), stopped.clone()).await;
+        let talk = converse(server, read_ahead, &alone(), &routes(), stopped.clone()).await;
         (server, read_ahead) = talk.expect("the connection stays");
     }
     drop(server);
@@ -257,7 +257,7 @@ async fn shutdown_waits_for_answers_and_not_for_idle_connections() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = watch::channel(false);
-    let serving = tokio::spawn(serve((listener, None), routes(), roomy(), stopped));
+    let serving = tokio::spawn(serve(listener, None, routes(), roomy(), stopped));
     let mut clients = Vec::new();
     for said in ["", "GET /hel", "GET /hello HTTP/1.1\r\nhost: a\r\n\r\n"] {
         let mut client = TcpStream::connect(address).await.unwrap();
@@ -280,18 +280,18 @@ async fn shutdown_waits_for_answers_and_not_for_idle_connections() {
 }
 
 /// A service with these limits: its address, and what stops it.
-async fn served(limits: Limits) -> (std::net::SocketAddr, watch::Sender<bool>) {
+async fn served(limits: ListenerLimits) -> (std::net::SocketAddr, watch::Sender<bool>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = watch::channel(false);
-    tokio::spawn(serve((listener, None), routes(), limits, stopped));
+    tokio::spawn(serve(listener, None, routes(), limits, stopped));
     (address, stop)
 }
 
 #[tokio::test]
 async fn each_phase_has_a_time_limit_and_work_has_none() {
     let soon = A_WHILE / 10;
-    let limits = Limits { head: soon, body: soon, answer: soon, idle: soon, ..roomy() };
+    let limits = ListenerLimits { head: soon, body: soon, answer: soon, idle: soon, ..roomy() };
     let (address, _stop) = served(limits).await;
     let mut all = Vec::new();
     for said in [
@@ -322,7 +322,7 @@ async fn each_phase_has_a_time_limit_and_work_has_none() {
 
 #[tokio::test]
 async fn a_head_that_arrives_with_the_previous_request_gets_no_extra_time() {
-    let limits = Limits { head: A_WHILE / 10, ..roomy() };
+    let limits = ListenerLimits { head: A_WHILE / 10, ..roomy() };
     let (address, _stop) = served(limits).await;
     let mut client = TcpStream::connect(address).await.unwrap();
     client.write_all(b"GET /hello HTTP/1.1\r\nhost: a\r\n\r\nGET /he").await.unwrap();
@@ -355,7 +355,7 @@ fn certified() -> (Handshake, rustls::ClientConnection) {
         .with_no_client_auth();
     let client = rustls::ClientConnection::new(client.into(), "a".try_into().unwrap()).unwrap();
     let tls = watch::Sender::new(Arc::new(Tls::of_server(server))).subscribe();
-    (Handshake { tls, clients: Shown::Nothing }, client)
+    (Handshake { tls, clients: ShownCertificate::Nothing }, client)
 }
 
 /// Sends what the session has to send, and `more` with the end of the handshake.
@@ -380,7 +380,7 @@ async fn shake(session: &mut rustls::ClientConnection, socket: &mut TcpStream, m
 #[tokio::test]
 async fn what_tls_keeps_of_an_unfinished_record_is_counted_and_gets_no_extra_time() {
     let (handshake, mut session) = certified();
-    let clients = Clients::new(Limits { head: A_WHILE, ..roomy() });
+    let clients = Clients::new(ListenerLimits { head: A_WHILE, ..roomy() });
     let (_stop, stop) = watch::channel(false);
     let (handshake, routes) = (Some(handshake), routes());
     let port = Port { handshake, clients: Arc::clone(&clients), routes, stop };
@@ -410,7 +410,7 @@ async fn a_request_head_has_a_maximum_length() {
 
 #[tokio::test]
 async fn the_newest_connection_replaces_one_when_the_server_is_full() {
-    let (address, _stop) = served(Limits { connections: 3, ..roomy() }).await;
+    let (address, _stop) = served(ListenerLimits { connections: 3, ..roomy() }).await;
     let mut all = Vec::new();
     for _ in 0..10 {
         let mut client = TcpStream::connect(address).await.unwrap();
@@ -430,7 +430,7 @@ async fn the_newest_connection_replaces_one_when_the_server_is_full() {
 
 #[tokio::test]
 async fn oversized_bodies_are_rejected_and_short_requests_are_answered() {
-    let (address, _stop) = served(Limits::new(1_000, 1 << 20)).await;
+    let (address, _stop) = served(ListenerLimits::new(1_000, 1 << 20)).await;
     let body = vec![b'x'; 600 << 10];
     let head =
         |length| format!("POST /length HTTP/1.1\r\nhost: a\r\ncontent-length: {length}\r\n\r\n");
@@ -461,7 +461,7 @@ async fn oversized_bodies_are_rejected_and_short_requests_are_answered() {
 
 #[tokio::test]
 async fn held_bytes_are_returned_with_each_answer() {
-    let clients = Clients::new(Limits::new(10, 17 << 20));
+    let clients = Clients::new(ListenerLimits::new(10, 17 << 20));
     let connection = clients.admit(IpAddr::from([10, 0, 0, 1])).unwrap();
     let (mut client, server) = pair().await;
     let (stop, stopped) = watch::channel(false);
@@ -528,7 +528,7 @@ fn an_endless_task_lets_others_run() {
         Poll::<()>::Pending
     }))
     .poll(&mut Context::from_waker(&waker));
-    assert_eq!((poll, polls), (Poll::Pending, MOST_PERMITS));
+    assert_eq!((poll, polls), (Poll::Pending, MOST_POLLS));
     assert_eq!(woken.0.load(Ordering::SeqCst), 1, "it is scheduled again");
 }
 

@@ -4,7 +4,7 @@ use rand_chacha::ChaCha8Rng;
 use super::*;
 
 fn clients(connections: usize, bytes: usize) -> Arc<Clients> {
-    Clients::new(Limits::new(connections, bytes))
+    Clients::new(ListenerLimits::new(connections, bytes))
 }
 
 fn address(last: u8) -> IpAddr {
@@ -21,7 +21,7 @@ fn is_closed(connection: &Connection) -> bool {
     !peer.is_some_and(|peer| peer.connections.contains_key(&connection.number()))
 }
 
-impl Table {
+impl ConnectionTable {
     /// Compares each sum with what it is made of.
     fn audit(&self) {
         let bytes = |peer: &Peer| peer.connections.values().map(|entry| entry.bytes).sum::<usize>();

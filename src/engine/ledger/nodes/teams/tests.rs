@@ -45,7 +45,7 @@ fn add_node(ledger: &Ledger, name: &str, mib: u64) {
 }
 
 /// A request of so much memory.
-fn memory_query(mib: u64) -> PlacementRequest {
+fn memory_request(mib: u64) -> PlacementRequest {
     let amount = Amount::Memory(MemMib::new(mib));
     PlacementRequest { gpu: Some(GpuRequest::one(amount)), ..share_request(1) }
 }
@@ -211,7 +211,7 @@ fn pods_that_leave_are_the_last_that_fill_the_guarantee() {
 #[test]
 fn a_pod_counts_at_least_the_part_of_the_gpu_that_it_gets() {
     let ledger = cluster("");
-    let query = memory_query(600);
+    let query = memory_request(600);
     let gpu = query.gpu.clone().unwrap();
     assert!(ledger.teams.charge(&gpu) < Share::from_millionths(10_000), "of 80 GiB");
     let reserve = |name: &str| ledger.reserve(&pod("a", name), "n", &query, Timestamp::START);
@@ -238,7 +238,7 @@ fn a_share_counts_the_same_on_a_gpu_of_any_size() {
 #[test]
 fn where_a_pod_counts_more_than_its_team_may_have_it_is_refused_before_the_bind() {
     let ledger = cluster("");
-    let query = memory_query(600);
+    let query = memory_request(600);
     let gpu = query.gpu.clone().unwrap();
     let answer = |name: &str, namespace: &str| {
         let mut answers = ledger.answers(&query, &["n", "unknown"]);
@@ -268,7 +268,7 @@ fn room_is_kept_where_the_team_may_have_what_the_pod_would_count() {
     let fact = bound("other", "large", "C", 900_000);
     ledger.see_pod(&PodFact { pod: pod("b", "other"), ..fact }, Timestamp::START);
     see(&ledger, "a", "there", 500_000, 0, 1);
-    let query = memory_query(800);
+    let query = memory_request(800);
     let stand = |namespace| {
         let standing =
             ledger.stand(Holder::first(&uid("p"), namespace, &query), None, |_| true).0.unwrap();

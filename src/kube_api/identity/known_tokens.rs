@@ -99,7 +99,8 @@ impl<T: Send + Sync + 'static> KnownTokens<T> {
     /// [`TokenRefusal`].
     pub(crate) async fn sender<'a, F>(
         &self,
-        (authorization, address): (Option<&'a str>, IpAddr),
+        authorization: Option<&'a str>,
+        address: IpAddr,
         ask: impl FnOnce(&'a str) -> F,
     ) -> Result<Arc<T>, TokenRefusal>
     where
@@ -127,12 +128,12 @@ impl<T: Send + Sync + 'static> KnownTokens<T> {
             if is_busy() && !was_accepted {
                 return Err(TokenRefusal::TooMany);
             }
-            let late = |_| Err(TokenRefusal::Unreviewed("no answer in time".to_owned()));
-            let asked = tokio::time::timeout(ASKED_WITHIN, ask(token)).await.unwrap_or_else(late);
-            if asked.as_ref().is_err_and(is_about_the_token) {
+            let answer = tokio::time::timeout(ASKED_WITHIN, ask(token)).await;
+            let answer = answer.unwrap_or_else(|_| Err(late()));
+            if answer.as_ref().is_err_and(is_about_the_token) {
                 refused.fetch_add(1, Ordering::Relaxed); // before the next one has its turn
             }
-            asked.map(Arc::new)
+            answer.map(Arc::new)
         });
         let refusal = match reviewed.await {
             Ok(sender) => {
@@ -170,13 +171,18 @@ pub(crate) async fn user_of(
     let status = answer.map_err(unreviewed)?.status.unwrap_or_default();
     let audiences = status.audiences.unwrap_or_default();
     // An API server that knows no audiences leaves them out.
-    let is_for = |audience: &str| audiences.iter().any(|one| one == audience);
-    if status.authenticated != Some(true) || !audience.is_none_or(is_for) {
+    let is_meant = audience.is_none_or(|audience| audiences.iter().any(|one| one == audience));
+    if status.authenticated != Some(true) || !is_meant {
         let purpose = audience.map(|audience| format!(" for the audience `{audience}`"));
         let cause = status.error.unwrap_or_else(|| "it is not valid".to_owned());
         return Err(TokenRefusal::Unknown { purpose: purpose.unwrap_or_default(), cause });
     }
     Ok(status.user.unwrap_or_default())
+}
+
+/// No answer of the API server in time.
+pub(crate) fn late() -> TokenRefusal {
+    TokenRefusal::Unreviewed("no answer in time".to_owned())
 }
 
 /// No answer of the API server.
@@ -186,8 +192,8 @@ pub(crate) fn unreviewed(error: kube::Error) -> TokenRefusal {
 
 /// Whether a text has the form of a token: RFC 6750, section 2.1.
 fn is_token(text: &str) -> bool {
-    let is_legal = |c: char| c.is_ascii_alphanumeric() || "-._~+/=".contains(c);
-    (1..=LONGEST_TOKEN).contains(&text.len()) && text.chars().all(is_legal)
+    (1..=LONGEST_TOKEN).contains(&text.len())
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || "-._~+/=".contains(c))
 }
 
 #[cfg(test)]
@@ -207,12 +213,13 @@ mod tests {
                 tokio::task::yield_now().await;
                 Err(TokenRefusal::Unbound)
             };
-            tokens.sender((Some(&header), address), ask).await
+            tokens.sender(Some(&header), address, ask).await
         };
         let answers = futures::future::join_all((0..1_000).map(send)).await;
         let most = MOST_REFUSED + u32::try_from(REVIEWS_AT_ONCE).unwrap();
         assert!((MOST_REFUSED..=most).contains(&asked.load(Ordering::Relaxed)), "{asked:?}");
-        let too_many = answers.iter().filter(|it| **it == Err(TokenRefusal::TooMany)).count();
+        let too_many =
+            answers.iter().filter(|answer| **answer == Err(TokenRefusal::TooMany)).count();
         assert_eq!(too_many + asked.load(Ordering::Relaxed) as usize, 1_000);
     }
 }

@@ -46,12 +46,12 @@ pub(crate) fn device_count(key: &str, text: &str) -> Result<NonZeroU32, RequestE
 
 /// Names of GPU models between `|`. Blanks around them are ignored.
 pub(crate) fn models(key: &str, text: &str) -> Result<ModelFilter, RequestError> {
-    let names = || text.split('|').map(|name| name.trim_matches(' '));
-    let legal = text.len() <= MAX_MODEL_FILTER
-        && names().count() <= MAX_MODELS
-        && names().all(ModelFilter::is_name);
-    if legal {
-        Ok(ModelFilter::new(names()))
+    let names = text.split('|').map(|name| name.trim_matches(' '));
+    let is_legal = text.len() <= MAX_MODEL_FILTER
+        && names.clone().count() <= MAX_MODELS
+        && names.clone().all(ModelFilter::is_name);
+    if is_legal {
+        Ok(ModelFilter::new(names))
     } else {
         Err(RequestError::Model { key: shown(key), value: shown(text) })
     }

@@ -35,7 +35,7 @@ pub struct LeaseName {
 
 /// What the Lease says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct HeldLease {
     /// The version that was read; empty for a Lease that is to be created.
     pub version: String,
     /// The holder's identity; empty if it is free.
@@ -64,7 +64,7 @@ pub struct Held {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeaseAnswer {
     /// The Lease, as it is now.
-    Is(Box<Held>),
+    Is(Box<HeldLease>),
     /// There is none.
     Missing,
     /// It has changed since it was read. Nothing was written.
@@ -80,7 +80,12 @@ impl ApiWriter {
     }
 
     /// Writes the Lease in the version that `held` has, or creates it.
-    pub async fn write_lease(&self, of: &LeaseName, held: &Held, within: Duration) -> LeaseAnswer {
+    pub async fn write_lease(
+        &self,
+        of: &LeaseName,
+        held: &HeldLease,
+        within: Duration,
+    ) -> LeaseAnswer {
         let params = PostParams::default();
         let request = serde_json::to_vec(&held.to_api(of))
             .map_err(kube::core::request::Error::SerializeBody)
@@ -102,7 +107,7 @@ impl ApiWriter {
         };
         match answer.status {
             200..=299 => match object_of::<Lease>(&answer) {
-                Ok(lease) => LeaseAnswer::Is(Box::new(Held::from_api(&lease))),
+                Ok(lease) => LeaseAnswer::Is(Box::new(HeldLease::from_api(&lease))),
                 Err(cause) => LeaseAnswer::Failed(cause),
             },
             404 => LeaseAnswer::Missing,
@@ -117,7 +122,7 @@ fn leases(of: &LeaseName) -> kube::core::Request {
     kube::core::Request::new(format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"))
 }
 
-impl Held {
+impl HeldLease {
     /// Whether its last holder has given it away. One that a person has emptied expires instead.
     pub fn is_handed_over(&self) -> bool {
         self.holder.is_empty() && self.handed_over == self.term && self.term > 0
@@ -126,33 +131,31 @@ impl Held {
     /// Reads a Lease. What is missing or cannot be read is empty or zero.
     fn from_api(lease: &Lease) -> Self {
         let spec = lease.spec.clone().unwrap_or_default();
-        let of = |key: &str| {
+        let annotation = |key: &str| {
             let annotations = lease.metadata.annotations.as_ref();
             annotations.and_then(|all| all.get(key)).cloned().unwrap_or_default()
         };
-        let micros = |time: Option<MicroTime>| time.map_or(0, |time| time.0.as_microsecond());
         let seconds = u64::try_from(spec.lease_duration_seconds.unwrap_or(0)).unwrap_or(0);
         Self {
             version: lease.metadata.resource_version.clone().unwrap_or_default(),
             holder: spec.holder_identity.unwrap_or_default(),
             holds_for: Duration::from_secs(seconds),
-            term: of(TERM).parse().unwrap_or(0),
-            handed_over: of(HANDED_OVER).parse().unwrap_or(0),
+            term: annotation(TERM).parse().unwrap_or(0),
+            handed_over: annotation(HANDED_OVER).parse().unwrap_or(0),
             transitions: spec.lease_transitions.unwrap_or(0),
-            acquired: micros(spec.acquire_time),
-            renewed: micros(spec.renew_time),
-            address: of(ADDRESS),
-            informed: of(INFORMED)
+            acquired: spec.acquire_time.map_or(0, |time| time.0.as_microsecond()),
+            renewed: spec.renew_time.map_or(0, |time| time.0.as_microsecond()),
+            address: annotation(ADDRESS),
+            informed: annotation(INFORMED)
                 .split_whitespace()
                 .take(MOST_INFORMED)
                 .map(str::to_owned)
                 .collect(),
-            secret: of(SECRET),
+            secret: annotation(SECRET),
         }
     }
 
     fn to_api(&self, of: &LeaseName) -> Lease {
-        let time = |micros| Timestamp::from_microsecond(micros).ok().map(MicroTime);
         let annotations = [
             (TERM, self.term.to_string()),
             (HANDED_OVER, self.handed_over.to_string()),
@@ -166,7 +169,7 @@ impl Held {
             metadata: ObjectMeta {
                 name: Some(of.name.clone()),
                 namespace: Some(of.namespace.clone()),
-                resource_version: Some(self.version.clone()).filter(|it| !it.is_empty()),
+                resource_version: Some(self.version.clone()).filter(|version| !version.is_empty()),
                 annotations: Some(annotations),
                 ..ObjectMeta::default()
             },
@@ -174,8 +177,8 @@ impl Held {
                 holder_identity: Some(self.holder.clone()),
                 lease_duration_seconds: i32::try_from(self.holds_for.as_secs().max(1)).ok(),
                 lease_transitions: Some(self.transitions),
-                acquire_time: time(self.acquired),
-                renew_time: time(self.renewed),
+                acquire_time: Timestamp::from_microsecond(self.acquired).ok().map(MicroTime),
+                renew_time: Timestamp::from_microsecond(self.renewed).ok().map(MicroTime),
                 ..LeaseSpec::default()
             }),
         }
@@ -189,7 +192,7 @@ mod tests {
     #[test]
     fn a_lease_is_read_as_it_was_written() {
         let of = LeaseName { namespace: "a".to_owned(), name: "b".to_owned() };
-        let held = Held {
+        let held = HeldLease {
             version: "7".to_owned(),
             holder: "pod-a_1f".to_owned(),
             holds_for: Duration::from_secs(3),
@@ -203,15 +206,15 @@ mod tests {
             secret: "s".to_owned(),
         };
         let text = serde_json::to_string(&held.to_api(&of)).unwrap();
-        assert_eq!(Held::from_api(&serde_json::from_str(&text).unwrap()), held);
-        let given = Held { holder: String::new(), handed_over: held.term, ..held.clone() };
-        let emptied = Held { holder: String::new(), ..held.clone() };
-        let is_given = [&given, &emptied, &held].map(Held::is_handed_over);
+        assert_eq!(HeldLease::from_api(&serde_json::from_str(&text).unwrap()), held);
+        let given = HeldLease { holder: String::new(), handed_over: held.term, ..held.clone() };
+        let emptied = HeldLease { holder: String::new(), ..held.clone() };
+        let is_given = [&given, &emptied, &held].map(HeldLease::is_handed_over);
         assert_eq!(is_given, [true, false, false]);
-        assert!(!Held::default().is_handed_over());
+        assert!(!HeldLease::default().is_handed_over());
         // One of another program, or one that people edited.
         let other = serde_json::json!({"metadata": {"annotations": {TERM: "x"}}, "spec": {"holderIdentity": "y"}});
-        let seen = Held::from_api(&serde_json::from_value(other).unwrap());
-        assert_eq!(seen, Held { holder: "y".to_owned(), ..Held::default() });
+        let seen = HeldLease::from_api(&serde_json::from_value(other).unwrap());
+        assert_eq!(seen, HeldLease { holder: "y".to_owned(), ..HeldLease::default() });
     }
 }

@@ -133,7 +133,7 @@ fn limits(in_force: LimitsInForce) -> Result<(u64, BTreeMap<DeviceId, u64>), Rep
     if gpus.len() > MAX_DEVICES_PER_NODE {
         return Err(InventoryError::TooManyDevices { count: gpus.len() }.into());
     }
-    let numbered = gpus.into_iter().map(|it| Ok((DeviceId::new(&it.gpu)?, it.number)));
+    let numbered = gpus.into_iter().map(|gpu| Ok((DeviceId::new(&gpu.gpu)?, gpu.number)));
     Ok((term, numbered.collect::<Result<_, ReportError>>()?))
 }
 
@@ -155,16 +155,16 @@ fn inventory(
 }
 
 /// Checks what an earlier leader promised: its term, and the places by pod. What is too much is left out.
-fn promises(mut told: MigPromises) -> Result<(u64, BTreeMap<PodUid, Vec<Spot>>), ReportError> {
-    told.instances.truncate(MAX_MIG_PROMISES);
+fn promises(mut reported: MigPromises) -> Result<(u64, BTreeMap<PodUid, Vec<Spot>>), ReportError> {
+    reported.instances.truncate(MAX_MIG_PROMISES);
     let mut by_pod = BTreeMap::<PodUid, Vec<Spot>>::new();
-    for MigPromise { pod_uid, gpu, profile, start } in told.instances {
+    for MigPromise { pod_uid, gpu, profile, start } in reported.instances {
         text("migPromises.podUid", &pod_uid, MAX_NAME_BYTES)?;
         text("migPromises.profile", &profile, MAX_NAME_BYTES)?;
         let spot = Spot { gpu: DeviceId::new(&gpu)?, profile: MigProfile::new(profile), start };
         by_pod.entry(PodUid::new(pod_uid)).or_default().push(spot);
     }
-    Ok((told.term, by_pod))
+    Ok((reported.term, by_pod))
 }
 
 /// Checks the observed use of all devices.
@@ -177,8 +177,8 @@ fn uses(devices: Vec<DeviceUse>) -> Result<Vec<seen::DeviceUse>, ReportError> {
     if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
         return Err(ReportError::Twice { uuid: DeviceId::new(twice[0])? });
     }
-    let use_of = |device: DeviceUse| device_use(DeviceId::new(&device.uuid)?, device);
-    devices.into_iter().map(use_of).collect()
+    let uses = devices.into_iter();
+    uses.map(|device| device_use(DeviceId::new(&device.uuid)?, device)).collect()
 }
 
 #[cfg(test)]

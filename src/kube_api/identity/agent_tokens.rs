@@ -8,7 +8,7 @@ use k8s_openapi::api::authentication::v1::UserInfo;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client};
 
-use crate::identity::review::{KNOWN_FOR, KnownTokens, TokenRefusal, unreviewed, user_of};
+use crate::identity::known_tokens::{KNOWN_FOR, KnownTokens, TokenRefusal, unreviewed, user_of};
 
 /// What the API server adds to the user of a token that is bound to a pod.
 const NODE: &str = "authentication.kubernetes.io/node-name";
@@ -52,18 +52,22 @@ impl AgentTokens {
     ///
     /// # Errors
     /// [`TokenRefusal`].
-    pub async fn agent(&self, sent: (Option<&str>, IpAddr)) -> Result<Arc<AgentPod>, TokenRefusal> {
-        self.known.sender(sent, |token| self.asked(token)).await
+    pub async fn agent(
+        &self,
+        authorization: Option<&str>,
+        address: IpAddr,
+    ) -> Result<Arc<AgentPod>, TokenRefusal> {
+        self.known.sender(authorization, address, |token| self.reviewed(token)).await
     }
 
-    async fn asked(&self, token: &str) -> Result<AgentPod, TokenRefusal> {
+    async fn reviewed(&self, token: &str) -> Result<AgentPod, TokenRefusal> {
         let user = user_of(&self.client, token, Some(&self.audience)).await?;
         let (name, node, uid) = self.bound(&user)?;
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
         let pod = pods.get(&name).await.map_err(unreviewed)?;
         let created = pod.metadata.creation_timestamp.map(|time| time.0.as_second());
-        let is_it = pod.metadata.uid.as_ref() == Some(&uid);
-        let created_unix_seconds = created.filter(|_| is_it).ok_or(TokenRefusal::Unbound)?;
+        let is_same = pod.metadata.uid.as_ref() == Some(&uid);
+        let created_unix_seconds = created.filter(|_| is_same).ok_or(TokenRefusal::Unbound)?;
         Ok(AgentPod { node, uid, created_unix_seconds })
     }
 
@@ -73,10 +77,13 @@ impl AgentTokens {
         if name != self.user {
             return Err(TokenRefusal::OtherUser { user: name, expected: self.user.clone() });
         }
-        let extra = |key: &str| user.extra.as_ref()?.get(key)?.first().cloned();
-        match (extra(POD), extra(NODE), extra(POD_UID)) {
+        match (extra(user, POD), extra(user, NODE), extra(user, POD_UID)) {
             (Some(name), Some(node), Some(uid)) => Ok((name, node, uid)),
             _ => Err(TokenRefusal::Unbound),
         }
     }
+}
+
+fn extra(user: &UserInfo, key: &str) -> Option<String> {
+    user.extra.as_ref()?.get(key)?.first().cloned()
 }

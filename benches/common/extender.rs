@@ -16,6 +16,6 @@ pub(crate) fn extender(nodes: usize, keep_best: usize) -> (App, Vec<String>) {
     let keep_best = std::num::NonZeroUsize::new(keep_best);
     let config = Config { keep_best, ..Config::default() };
     let app = App::alone(Arc::new(ledger), config, Clock::start());
-    app.set_fenced();
+    app.lead.set_fenced();
     (app, names)
 }

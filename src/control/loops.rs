@@ -71,7 +71,7 @@ pub fn start(app: &Arc<App>) -> RunningLoops {
     let (end, ended) = oneshot::channel();
     let app = Arc::clone(app);
     let outside = app.outside.clone();
-    app.pulse.tick(app.clock.now()); // it can be frozen before its first tick
+    app.lead.pulse.tick(app.clock.now()); // it can be frozen before its first tick
     outside.spawn(async move {
         let loops = FuturesUnordered::from_iter([
             ticks(&app).boxed(),
@@ -93,7 +93,7 @@ async fn ticks(app: &Arc<App>) {
     for tick in 0_u64.. {
         next.tick().await;
         let now = app.clock.now();
-        app.pulse.tick(now);
+        app.lead.pulse.tick(now);
         app.outbox.push(app.ledger.tick(now));
         app.forget_unseen();
         app.doubt_fits();
@@ -101,7 +101,7 @@ async fn ticks(app: &Arc<App>) {
         // Where no pool lends any more, guests may be left from before.
         let is_due = app.config.pools.lends() || tick.is_multiple_of(GUESTS_EVERY);
         if is_due && !mutated(Mutation::MoveAbandoned) {
-            if app.leading.is_here() && app.is_fenced() {
+            if app.lead.leading.is_here() && app.lead.is_fenced() {
                 app.ledger.call_back();
             }
             recall(app, None);
@@ -143,14 +143,14 @@ async fn standing(app: &Arc<App>) {
     let (mut holds, mut due) = (StandingHolds::default(), None);
     loop {
         until_next_look(app, &mut next, due.take()).await;
-        let new_rooms = app.new_rooms.take();
-        let is_ready = app.leading.is_here() && app.ledger_readiness() == Readiness::Ready;
+        let new_rooms = app.room.new_rooms.take();
+        let is_ready = app.lead.leading.is_here() && app.ledger_readiness() == Readiness::Ready;
         if !is_ready {
             app.outbox.push(app.ledger.stand_down_all());
             holds = holds.without_lead();
-            if !app.leading.is_here() && !app.preemptors.is_following() {
-                let noted = app.pending.iter().filter(|pod| pod.room_note.is_some());
-                app.preemptors.follow(noted.map(|pod| pod.key().clone()));
+            if !app.lead.leading.is_here() && !app.room.preemptors.is_following() {
+                let noted = app.pods.pending.iter().filter(|pod| pod.room_note.is_some());
+                app.room.preemptors.follow(noted.map(|pod| pod.key().clone()));
             }
             continue;
         }
@@ -159,14 +159,18 @@ async fn standing(app: &Arc<App>) {
         let looked = app.outside.work(move || {
             let unix_seconds = i64::try_from(worker.api_seconds()).unwrap_or(i64::MAX);
             let times = (worker.clock.now(), unix_seconds);
-            let facts =
-                (&worker.waiting, &worker.preemptors, &*worker.ledger, &worker.bound_groups);
+            let facts = (
+                &worker.waiting,
+                &worker.room.preemptors,
+                &*worker.ledger,
+                &worker.room.bound_groups,
+            );
             let earlier = worker.earlier_rooms();
             let mut resumed = Step::default();
             if !earlier.is_empty() && !mutated(Mutation::RoomNotResumed) {
                 resumed = holds.resume(&earlier, facts, (rules, times.0, times.1));
             }
-            worker.preemptors.lead();
+            worker.room.preemptors.lead();
             holds.note_rooms(new_rooms);
             let step = holds.step(facts, rules, times);
             (holds, [resumed, step])
@@ -192,7 +196,7 @@ async fn until_next_look(app: &App, ticks: &mut Ticks, due: Option<Timestamp>) {
     let until_due = due.map_or(TICK, |due| due.since(now).min(TICK));
     tokio::select! {
         biased;
-        () = app.new_rooms.due() => app.outside.sleep(GATHER_FOR).await,
+        () = app.room.new_rooms.due() => app.outside.sleep(GATHER_FOR).await,
         () = ticks.tick() => {}
         () = app.outside.sleep(until_due) => {}
     }
@@ -266,7 +270,7 @@ async fn events(app: &Arc<App>) {
         if !taken.is_empty() {
             app.outside.sleep(GATHER_FOR).await;
         }
-        if !app.leading.is_here() {
+        if !app.lead.leading.is_here() {
             note_made_again(app, &taken);
             until_leading(app).await;
             requeues = RequeueLoop::default();
@@ -276,7 +280,7 @@ async fn events(app: &Arc<App>) {
             tell(app, event);
         }
         let rooms = rooms(&taken);
-        app.new_rooms.note(&rooms);
+        app.room.new_rooms.note(&rooms);
         requeues.room(rooms, app.clock.now());
         requeues = requeued(app, requeues).await;
     }
@@ -285,8 +289,8 @@ async fn events(app: &Arc<App>) {
 /// Lets another replica handle what appears until this one leads. Room that appeared meanwhile is
 /// looked for.
 async fn until_leading(app: &App) {
-    let mut leader = app.leading.subscribe();
-    while !app.leading.is_here() {
+    let mut leader = app.lead.leading.subscribe();
+    while !app.lead.leading.is_here() {
         tokio::select! {
             biased;
             _ = leader.changed() => {}
@@ -302,7 +306,7 @@ async fn until_leading(app: &App) {
 fn note_made_again(app: &App, taken: &[LedgerEvent]) {
     for event in taken {
         if let LedgerEvent::MadeAgain { pod } = event {
-            app.edits.note_made_again(pod, app.clock.now());
+            app.pods.edits.note_made_again(pod, app.clock.now());
         }
     }
 }

@@ -85,7 +85,7 @@ impl Bed {
             bed.app.ledger.see_node(&NodeName::new(node), host, PoolName::new(node));
         }
         bed.app.ledger.set_listed(bed.app.clock.now());
-        bed.app.set_fenced();
+        bed.app.lead.set_fenced();
         for (node, model, memory, count) in [
             ("gpu-a", "Tesla T4", 15_360, 1),
             ("gpu-b", "NVIDIA A100-SXM4-80GB", 81_920, 2),

@@ -428,7 +428,7 @@ fn report_all(app: &App, fleet: &Fleet) -> Result<()> {
 /// Waits until each node has reported over HTTP, and the extender answers calls.
 async fn all_reported(app: &App) -> Result<()> {
     let started = app.clock.now();
-    while !app.is_fenced()
+    while !app.lead.is_fenced()
         || app.ledger.node_states().iter().any(|state| *state != NodeReporting::Reporting)
     {
         if app.clock.now().since(started) > FIRST_REPORTS_WITHIN {

@@ -225,7 +225,7 @@ impl Drive {
         let Some((_, node)) = ranked.min() else { return Ok(false) };
         // Otherwise the loop that settles dead binds could take it for one.
         let app = Arc::clone(&self.app);
-        let _bind = app.binds.try_take(&seen.pod.uid);
+        let _bind = app.binding.binds.try_take(&seen.pod.uid);
         let placement = self.app.ledger.reserve(&seen.pod, node, &query, self.app.clock.now())?;
         self.app.ledger.confirm(&seen.pod.uid);
         self.scheduler.assume(&pod.uid, node, seen.host);
@@ -336,7 +336,7 @@ impl Drive {
                 // The reason as `explain` shows it.
                 let pod = self.app.waiting.pod(&uid);
                 let closest = pod.and_then(|pod| Some(pod.closest()?.0.reason().to_owned()));
-                match self.app.pending.get(&uid).is_some_and(|pod| pod.request.is_err()) {
+                match self.app.pods.pending.get(&uid).is_some_and(|pod| pod.request.is_err()) {
                     true => self.refuse(&uid, first),
                     false => self.wait(waiting, closest.unwrap_or(first)),
                 }

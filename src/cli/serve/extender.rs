@@ -181,7 +181,7 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
             app.clone(),
             clock,
             labels,
-            Arc::clone(&app.lists),
+            Arc::clone(&app.pods.lists),
             stopped.clone(),
         ));
         stop_at_signal(Arc::clone(&app), stop)?;
@@ -194,7 +194,7 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
         // Without its loops the ledger gets out of date unnoticed: a restart is better.
         let ended = tokio::select! {
             () = &mut serving => return Ok(()),
-            () = replaced.replaced() => return Ok(()), // kubelet starts it again
+            () = replaced.lead.replaced() => return Ok(()), // kubelet starts it again
             refusal = outside.refused() => return Err(refusal.into()), // with another token, perhaps
             ended = acting => ("control core", ended),
             ended = writing => ("writer of events", ended),
@@ -221,8 +221,8 @@ fn stop_at_signal(app: Arc<App>, stop: watch::Sender<bool>) -> Result<()> {
     tokio::spawn(async move {
         requested.await;
         tracing::info!("stopping");
-        app.leave();
-        app.stopped().await;
+        app.lead.leave();
+        app.lead.stopped().await;
         stop.send_replace(true);
     });
     Ok(())

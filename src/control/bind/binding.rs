@@ -78,7 +78,7 @@ impl Call<'_> {
         let Config { api_timeout, scheduler_timeout, .. } = self.app.config;
         let here = self.app.clock.precise().saturating_sub(self.arrived);
         let answered_after = self.spent + here + api_timeout;
-        if self.app.is_stopping() {
+        if self.app.lead.is_stopping() {
             return Err(BindError::Stopping);
         }
         if answered_after + WAY_BACK > scheduler_timeout && !mutated(Mutation::LateBind) {
@@ -160,7 +160,7 @@ pub async fn bind_after(
 
 /// Logs why a bind failed. Pods that the watch does not show have a limit of their own.
 fn tell_failed(app: &App, args: &ExtenderBindingArgs, error: &BindError) {
-    let is_known = app.pending.contains_key(&PodUid::new(args.pod_uid.as_str()));
+    let is_known = app.pods.pending.contains_key(&PodUid::new(args.pod_uid.as_str()));
     let reason = (if is_known { "waiting" } else { "unknown" }, error.result().label());
     let Some(left_out) = LOGGED.admits(reason, app.clock.precise()) else { return };
     let error = error.to_string();
@@ -172,16 +172,16 @@ fn tell_failed(app: &App, args: &ExtenderBindingArgs, error: &BindError) {
 async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
     let Call { app, args, .. } = *call;
     let uid = PodUid::new(args.pod_uid.as_str());
-    let _place = app.binds.place(&uid, is_shown(app, &uid))?;
+    let _place = app.binding.binds.place(&uid, is_shown(app, &uid))?;
     check_made_up(app, &uid, &args.node)?;
     // A bind that waits longer could only end in [`BindError::TooLate`].
-    let lock = app.outside.within(app.config.scheduler_timeout, app.binds.take(&uid)).await;
+    let lock = app.outside.within(app.config.scheduler_timeout, app.binding.binds.take(&uid)).await;
     let mut lock = lock.ok_or(BindError::TooLate)?;
     if settle_earlier(call, &mut lock).await? || is_bound_there(app, &uid, &args.node) {
         return Ok(()); // a repeated call
     }
     call.check_time()?;
-    let known = app.pending.get(&uid).map(|pod| Arc::clone(&pod));
+    let known = app.pods.pending.get(&uid).map(|pod| Arc::clone(&pod));
     let is_ready = app.readiness() == Readiness::Ready;
     let pod = match known {
         Some(pod) => pod,
@@ -286,7 +286,7 @@ fn keep_room(
         let is_counted = app.ledger.count_kept_of((uid, &pod.namespace), query);
         // Looked at last, as the loop that gives room up may do so at any time. What it has given up would
         // never end.
-        if is_counted && app.preemptors.node(uid).is_some() {
+        if is_counted && app.room.preemptors.node(uid).is_some() {
             return;
         }
         app.outbox.push(app.ledger.give_up_room(uid));
@@ -332,7 +332,8 @@ async fn wait_for_guests(call: &Call<'_>, pod: &PodRef) -> Result<Placement, Bin
         }
         was_to_make |= !is_made;
         waited_for.extend(to_post.waits_for);
-        let stays = |uid: &PodUid| app.moves.is_stuck(uid) || app.ledger.stays_with_memory(uid);
+        let stays =
+            |uid: &PodUid| app.room.moves.is_stuck(uid) || app.ledger.stays_with_memory(uid);
         let is_stuck = waited_for.iter().any(stays);
         if is_stuck || waited >= app.config.recall || call.check_time().is_err() {
             return Err(if is_made { BindError::Recalling } else { BindError::Making });
@@ -422,8 +423,8 @@ async fn decide(
             Err(error) => return Err(taken_back(app, lock, &pod.pod.uid, error)),
         };
         *lock.on_its_way = Some(target.clone());
-        app.unseen_binds.insert(target.uid().clone(), app.clock.precise());
-        app.edits.wrote(target.uid(), target.node(), target.annotations());
+        app.binding.unseen_binds.insert(target.uid().clone(), app.clock.precise());
+        app.pods.edits.wrote(target.uid(), target.node(), target.annotations());
         match app.writer.bind(&target).await {
             BindOutcome::Bound => {
                 settled_bound(app, lock, target.uid());
@@ -463,11 +464,11 @@ async fn announce(call: &Call<'_>, pod: &SeenPod) -> Result<(), BindError> {
     if pod.request == Ok(None) {
         return Ok(());
     }
-    if app.replica.is_some() {
+    if app.lead.replica.is_some() {
         let key = PodKey::of(&pod.pod)?;
-        app.in_flight.announce(NamedPod::new(&key, &pod.pod.uid, &args.node)).await;
+        app.binding.in_flight.announce(NamedPod::new(&key, &pod.pod.uid, &args.node)).await;
     }
-    if app.is_fenced() { Ok(()) } else { Err(BindError::WarmingUp) }
+    if app.lead.is_fenced() { Ok(()) } else { Err(BindError::WarmingUp) }
 }
 
 /// The pod in a version that no other process wrote last. If a process that is gone did, the pod is

@@ -32,18 +32,21 @@ const LOOKS_PER_SWEEP: u32 = 600;
 pub(crate) fn see_written(app: &App, seen: &SeenPod) {
     let (Ok(Some(placement)), Some(node)) = (&seen.placement, &seen.node) else { return };
     let uid = &seen.pod.uid;
-    let known = app.edits.written().get(uid).cloned();
+    let known = app.pods.edits.written().get(uid).cloned();
     let is_same = known.as_ref().is_some_and(|known| known.written == seen.written);
     if is_same || app.ledger.reservation(uid).is_none_or(|held| held.placement != *placement) {
         return;
     }
     // What the leader writes is no edit, such as another limit.
-    let is_follower = app.has_replicas() && !app.leading.is_here();
+    let is_follower = app.lead.has_replicas() && !app.lead.leading.is_here();
     if known.is_some_and(|known| known.is_of(placement)) && !is_follower {
         return tell_edited(app, &seen.pod, node);
     }
     // First seen after a start; or noted for a Binding of ours, while another Binding succeeded.
-    app.edits.written().insert(uid.clone(), KnownPlacement::new(seen.written.clone(), placement));
+    app.pods
+        .edits
+        .written()
+        .insert(uid.clone(), KnownPlacement::new(seen.written.clone(), placement));
 }
 
 /// Writes an event that the placement was edited, and notes the pod to be written back.
@@ -54,7 +57,7 @@ pub(crate) fn tell_edited(app: &App, pod: &PodRef, node: &NodeName) {
          {node}: they change nothing of what it holds, and are written back"
     );
     app.tell(pod, NoticeReason::PlacementEdited, note);
-    app.edits.note(pod, app.clock.now());
+    app.pods.edits.note(pod, app.clock.now());
 }
 
 pub(crate) async fn restoring(app: &Arc<App>) {
@@ -64,29 +67,29 @@ pub(crate) async fn restoring(app: &Arc<App>) {
         restore_edited(app).await;
         if look.is_multiple_of(LOOKS_PER_SWEEP) {
             let is_held = |uid: &PodUid| app.ledger.reservation(uid).is_some();
-            app.edits.written().retain(|uid, _| is_held(uid));
-            app.moves.sweep(is_held);
+            app.pods.edits.written().retain(|uid, _| is_held(uid));
+            app.room.moves.sweep(is_held);
         }
     }
 }
 
 /// Writes back the placements that are due now.
 pub async fn restore_edited(app: &App) {
-    if !app.leading.is_here() {
-        app.edits.follows();
+    if !app.lead.leading.is_here() {
+        app.pods.edits.follows();
         return;
     }
     if mutated(Mutation::EditNotRestored) {
         return;
     }
-    app.edits.led_since(app.clock.now());
-    for pod in app.edits.take_due(app.clock.now()) {
+    app.pods.edits.led_since(app.clock.now());
+    for pod in app.pods.edits.take_due(app.clock.now()) {
         let result = match restore(app, &pod).await {
             Ok(true) => EditResult::Restored,
             Ok(false) => continue,
             Err(fault) => {
                 tracing::warn!(pod_uid = %pod.uid, %pod, fault, "could not restore an edited placement");
-                app.edits.note_failed(&pod, app.clock.now());
+                app.pods.edits.note_failed(&pod, app.clock.now());
                 EditResult::Failed
             }
         };
@@ -100,8 +103,8 @@ fn may_be_newer(app: &App, seen: &SeenPod, held: &Placement) -> bool {
     let Ok(Some(written)) = &seen.placement else { return false };
     let are_others = written.devices != held.devices && written.is_on_spots_of(held);
     let now = app.clock.now();
-    let led_since = app.has_replicas().then(|| app.edits.led_since(now));
-    let since = led_since.max(app.pulse.resumed(now));
+    let led_since = app.lead.has_replicas().then(|| app.pods.edits.led_since(now));
+    let since = led_since.max(app.lead.pulse.resumed(now));
     are_others
         && since.is_some_and(|since| !app.ledger.is_sampled_after(&held.node, since))
         && !mutated(Mutation::OlderInstanceWritten)
@@ -119,7 +122,7 @@ async fn restore(app: &App, pod: &PodRef) -> Result<bool, String> {
     // Again: a move that was written meanwhile is no edit.
     let Some(held) = app.ledger.reservation(&held.pod.uid) else { return Ok(false) };
     let seen = SeenPod::from_api(&read);
-    let known = app.edits.written().get(&pod.uid).cloned();
+    let known = app.pods.edits.written().get(&pod.uid).cloned();
     let known = known.filter(|known| known.is_of(&held.placement)).map(|known| known.written);
     let is_same = known.as_ref().is_none_or(|known| *known == seen.written);
     let is_ours = is_same && seen.placement.as_ref() == Ok(&Some(held.placement.clone()));
@@ -127,14 +130,14 @@ async fn restore(app: &App, pod: &PodRef) -> Result<bool, String> {
         return Ok(false);
     }
     if app.is_of_later(&seen) {
-        app.edits.note(pod, app.clock.now()); // it may be gone
+        app.pods.edits.note(pod, app.clock.now()); // it may be gone
         return Ok(false);
     }
     // One that moves to another instance is called home before: that one may be gone, too.
     if held.changes_instances() && !held.is_going_home()
         || may_be_newer(app, &seen, &held.placement)
     {
-        app.edits.note(pod, app.clock.now());
+        app.pods.edits.note(pod, app.clock.now());
         return Ok(false);
     }
     let mut annotations = encode(&held.placement).map_err(|fault| fault.to_string())?;
@@ -145,7 +148,7 @@ async fn restore(app: &App, pod: &PodRef) -> Result<bool, String> {
             annotations.extend(client_limits(app, &held.placement, at_start).annotations());
         }
     }
-    app.edits.wrote(&pod.uid, &held.placement.node, &annotations);
+    app.pods.edits.wrote(&pod.uid, &held.placement.node, &annotations);
     let patch = patch_to(&annotations, &read.metadata.annotations.unwrap_or_default());
     let version = seen.resource_version.as_str();
     match app.writer.write_placement(&key, &pod.uid, version, seen.fenced_by, &patch).await {

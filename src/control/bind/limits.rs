@@ -19,8 +19,8 @@ const READ_WITHIN: Duration = Duration::from_secs(1);
 /// lead another one may have done so; then the reservation decides, or that a pod without a GPU waits.
 pub(crate) fn check_passed(app: &App, uid: &PodUid, node: &str) -> Result<(), BindError> {
     let now = app.clock.now();
-    let is_young = now.since(app.leads_since()) < PASSED_FOR;
-    match app.passed.verdict(uid, node, now) {
+    let is_young = now.since(app.lead.since()) < PASSED_FOR;
+    match app.binding.passed.verdict(uid, node, now) {
         Verdict::Passed => Ok(()),
         Verdict::Unknown if is_young => Ok(()),
         Verdict::Elsewhere | Verdict::Unknown => Err(BindError::NotPassed),
@@ -31,7 +31,7 @@ pub(crate) fn check_passed(app: &App, uid: &PodUid, node: &str) -> Result<(), Bi
 pub(crate) fn check_made_up(app: &App, uid: &PodUid, node: &str) -> Result<(), BindError> {
     let is_held_there =
         || app.ledger.reservation(uid).is_some_and(|held| held.placement.node.as_str() == node);
-    if app.pending.contains_key(uid) || app.binds.has(uid) || is_held_there() {
+    if app.pods.pending.contains_key(uid) || app.binding.binds.has(uid) || is_held_there() {
         return Ok(());
     }
     check_passed(app, uid, node)
@@ -39,7 +39,7 @@ pub(crate) fn check_made_up(app: &App, uid: &PodUid, node: &str) -> Result<(), B
 
 /// Whether the watch shows the pod waiting, maybe with scheduling gates: it is not made up.
 pub(crate) fn is_shown(app: &App, uid: &PodUid) -> bool {
-    app.is_shown_waiting(uid) || app.gated.contains_key(uid)
+    app.is_shown_waiting(uid) || app.pods.gated.contains_key(uid)
 }
 
 /// Reads a pod that the watch does not show waiting for a GPU yet.
@@ -50,7 +50,7 @@ pub(crate) async fn read_pod(
     let pod = format!("{}/{}", args.pod_namespace, args.pod_name);
     let key = PodKey::new(&args.pod_namespace, &args.pod_name)?;
     let is_shown = is_shown(app, &PodUid::new(args.pod_uid.as_str()));
-    let read = app.binds.limits.reads(is_shown).acquire();
+    let read = app.binding.binds.limits.reads(is_shown).acquire();
     let read = app.outside.within(READ_WITHIN, read).await;
     let Some(Ok(_read)) = read else { return Err(BindError::TooMany) };
     let found = match app.writer.read_back(&key).await {

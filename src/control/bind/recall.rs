@@ -59,15 +59,15 @@ pub(crate) enum Next {
 
 /// Moves all guests of a node home that are recalled, or those of all nodes, each in a task of its own.
 pub fn recall(app: &Arc<App>, node: Option<&str>) {
-    if !app.leading.is_here() || !app.is_fenced() {
+    if !app.lead.leading.is_here() || !app.lead.is_fenced() {
         return;
     }
-    let failed: Vec<PodUid> = app.start_failures.iter().map(|it| it.key().clone()).collect();
+    let failed: Vec<PodUid> = app.pods.start_failures.iter().map(|it| it.key().clone()).collect();
     for uid in failed.iter().filter(|uid| cannot_start(app, uid)) {
         app.ledger.call_home(uid);
     }
     for pod in app.ledger.going_home(node) {
-        if app.moves.begin(&pod.uid) {
+        if app.room.moves.begin(&pod.uid) {
             let worker = Arc::clone(app);
             app.outside.spawn(async move {
                 let _ends = Ends { app: &worker, uid: &pod.uid };
@@ -79,9 +79,9 @@ pub fn recall(app: &Arc<App>, node: Option<&str>) {
 
 /// Whether the runtime refuses now to start a pod with its device. Its status says so, also to a later process.
 fn cannot_start(app: &App, uid: &PodUid) -> bool {
-    let refused = app.moves.refused(uid);
+    let refused = app.room.moves.refused(uid);
     refused.is_some_and(|name| {
-        app.start_failures.get(uid).is_some_and(|failure| failure.is_of_device_of(&name))
+        app.pods.start_failures.get(uid).is_some_and(|failure| failure.is_of_device_of(&name))
     })
 }
 
@@ -94,7 +94,7 @@ pub(crate) struct Ends<'a> {
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
         self.app.outbox.push(self.app.ledger.end_giving_back(self.uid));
-        self.app.moves.end(self.uid);
+        self.app.room.moves.end(self.uid);
     }
 }
 
@@ -103,7 +103,7 @@ async fn send_home(app: &Arc<App>, pod: &PodRef) {
     let (began, mut waits) = (app.clock.now(), Waits::default());
     let is_young = || app.clock.now().since(began) < STAY_FOR;
     let stays = |waits: &Waits| is_young() || waits.kubelet.is_some() || waits.processes.is_some();
-    while stays(&waits) && app.leading.is_here() {
+    while stays(&waits) && app.lead.leading.is_here() {
         match step(app, (pod, &key), &mut waits).await {
             Next::Done => return,
             Next::After(pause) => app.outside.sleep(pause).await,
@@ -141,7 +141,7 @@ async fn step(app: &Arc<App>, (pod, key): (&PodRef, &PodKey), waits: &mut Waits)
             if !waits.is_told {
                 app.metrics.moved(MoveReason::Recall, MoveResult::Done);
             }
-            app.moves.unstick(&pod.uid); // kubelet was late
+            app.room.moves.unstick(&pod.uid); // kubelet was late
             return Next::Done;
         }
         (ReservationState::Confirmed, Departure::Settling) => {
@@ -232,7 +232,7 @@ async fn go_on(
     let is_ordered = container.cpu_milli != leaving.cpu_milli;
     let shows_sign = !is_ordered || pending.is_some() || *is_resizing;
     let now = app.clock.now();
-    let is_ignored = is_ignored(&mut waits.kubelet, shows_sign, (now, app.pulse.resumed(now)));
+    let is_ignored = is_ignored(&mut waits.kubelet, shows_sign, (now, app.lead.pulse.resumed(now)));
     let may_be_home = waits.may_be_home;
     if !is_ordered {
         return restart(app, known, (seen, lack, may_be_home)).await;
@@ -312,7 +312,7 @@ fn lack_at_home(app: &App, pod: &PodRef, lacks: &mut Option<Timestamp>) -> Lack 
         return Lack::None;
     }
     let now = app.clock.now();
-    match lasts_for(lacks, now, app.pulse.resumed(now)) >= app.config.recall / 2 {
+    match lasts_for(lacks, now, app.lead.pulse.resumed(now)) >= app.config.recall / 2 {
         true => Lack::Lasts,
         false => Lack::Began,
     }
@@ -337,7 +337,7 @@ fn wait_for_processes(
     waits: &mut Waits,
 ) -> Next {
     let now = app.clock.now();
-    let is_long = lasts_for(&mut waits.processes, now, app.pulse.resumed(now)) >= LEFT_FOR;
+    let is_long = lasts_for(&mut waits.processes, now, app.lead.pulse.resumed(now)) >= LEFT_FOR;
     // Without lists nothing is seen: the node does not report.
     if waits.is_told || !is_long || now.since(shown) >= LEFT_FOR {
         return Next::After(LOOK_AGAIN);
@@ -377,9 +377,9 @@ fn tell_waits_for_home(app: &App, pod: &PodRef) {
 fn before_move(app: &App, pod: &PodRef, lack: Lack) -> Option<Next> {
     let is_stranded = app.ledger.is_stranded(&pod.uid);
     // First: it is not to be called home again and again in vain.
-    if app.moves.is_stuck(&pod.uid) && !app.ledger.changes_instances(&pod.uid) {
+    if app.room.moves.is_stuck(&pod.uid) && !app.ledger.changes_instances(&pod.uid) {
         if is_stranded {
-            app.moves.unstick(&pod.uid); // that device is no place to stay
+            app.room.moves.unstick(&pod.uid); // that device is no place to stay
             return Some(Next::After(2 * TRY_SLOWLY));
         }
         return Some(match app.ledger.settle_guest(&pod.uid) {
@@ -442,7 +442,7 @@ impl Known<'_> {
         }
         let mut all: BTreeMap<String, String> = owned(self.annotations).collect();
         all.extend(annotations.clone());
-        app.edits.wrote(&self.pod.uid, &placement.node, &all);
+        app.pods.edits.wrote(&self.pod.uid, &placement.node, &all);
         let patch = annotations.into_iter().map(|(key, value)| (key, Some(value))).collect();
         let uid = &self.pod.uid;
         let fenced_by = self.annotations.get(FENCE).map(|value| FenceWriter::of(value));
@@ -630,7 +630,7 @@ fn tell_moved(app: &App, known: &Known<'_>) {
 
 /// Notes that a pod cannot be moved, and `what` becomes of it, unless that is known.
 pub(crate) fn note_stuck(app: &App, pod: &PodRef, reason: MoveReason, what: &str, fault: &str) {
-    if app.ledger.reservation(&pod.uid).is_some() && app.moves.stick(&pod.uid) {
+    if app.ledger.reservation(&pod.uid).is_some() && app.room.moves.stick(&pod.uid) {
         app.metrics.moved(reason, MoveResult::Failed);
         tracing::warn!(pod_uid = %pod.uid, %pod, what, fault, "a pod cannot be moved");
         let note = format!(
@@ -691,7 +691,7 @@ async fn try_slowly(
         return Next::After(TRY_SLOWLY); // kubelet may never carry it out
     }
     app.ledger.goes_on(uid);
-    app.moves.unstick(uid);
+    app.room.moves.unstick(uid);
     Next::After(LOOK_AGAIN)
 }
 
@@ -716,7 +716,7 @@ pub(crate) async fn settle(app: &Arc<App>, pod: &PodRef, key: &PodKey) -> Next {
     match known.write(app, placement, &seen.resource_version).await {
         PatchOutcome::Patched { .. } => {
             app.outbox.push(app.ledger.settled(&pod.uid));
-            app.moves.unstick(&pod.uid);
+            app.room.moves.unstick(&pod.uid);
             Next::Done
         }
         PatchOutcome::Gone => Next::Done,

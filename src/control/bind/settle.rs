@@ -72,12 +72,12 @@ pub async fn settle_abandoned(app: &Arc<App>) {
     }
     let mut pods: BTreeMap<PodUid, Option<PodRef>> =
         app.ledger.assumed().into_iter().map(|pod| (pod.uid.clone(), Some(pod))).collect();
-    for uid in app.binds.abandoned() {
+    for uid in app.binding.binds.abandoned() {
         pods.entry(uid).or_default();
     }
     futures::stream::iter(pods)
         .for_each_concurrent(SETTLED_AT_ONCE, |(uid, assumed)| async move {
-            let Some(mut lock) = app.binds.try_take(&uid) else { return }; // it is seen to
+            let Some(mut lock) = app.binding.binds.try_take(&uid) else { return }; // it is seen to
             match (lock.on_its_way.clone(), assumed) {
                 (Some(target), _) => settle_once(app, &mut lock, &target).await,
                 (None, Some(pod)) => settle_dead(app, &mut lock, &pod).await,
@@ -115,7 +115,7 @@ async fn settle_dead(app: &App, lock: &mut BindLock<'_>, pod: &PodRef) {
     match app.writer.fence_pod(&key, &pod.uid, None, &value).await {
         Fenced::Bound { pod } => {
             app.see_bound(&pod);
-            app.in_flight.ended(&pod.pod.uid, app.clock.now());
+            app.binding.in_flight.ended(&pod.pod.uid, app.clock.now());
         }
         Fenced::Waiting { .. } => {
             taken_back(app, lock, &pod.uid, BindError::Undecided);
@@ -128,12 +128,12 @@ async fn settle_dead(app: &App, lock: &mut BindLock<'_>, pod: &PodRef) {
 pub(crate) fn settled_bound(app: &App, lock: &mut BindLock<'_>, uid: &PodUid) {
     app.ledger.confirm(uid);
     *lock.on_its_way = None;
-    app.in_flight.ended(uid, app.clock.now());
+    app.binding.in_flight.ended(uid, app.clock.now());
 }
 
 /// Takes in a pod that another Binding bound. Our annotations were not written.
 pub(crate) fn see_other_binding(app: &App, seen: &SeenPod) {
-    app.edits.forget(&seen.pod.uid);
+    app.pods.edits.forget(&seen.pod.uid);
     if !mutated(Mutation::OtherBindingUnseen) {
         app.see_bound(seen);
     }
@@ -145,13 +145,13 @@ pub(crate) fn taken_back(
     uid: &PodUid,
     error: BindError,
 ) -> BindError {
-    app.unseen_binds.remove(uid);
+    app.binding.unseen_binds.remove(uid);
     *lock.on_its_way = None;
-    app.in_flight.ended(uid, app.clock.now());
+    app.binding.in_flight.ended(uid, app.clock.now());
     app.outbox.push(app.ledger.forget(uid));
     let is_bound = |held: Reservation| held.state == ReservationState::Confirmed;
     if !app.ledger.reservation(uid).is_some_and(is_bound) {
-        app.edits.forget(uid);
+        app.pods.edits.forget(uid);
     }
     error
 }

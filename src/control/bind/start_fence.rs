@@ -53,12 +53,12 @@ type Pending = (PodRef, Option<NamedPod>);
 /// False if pods cannot be listed: another replica may be able to.
 pub(crate) async fn fence(app: &Arc<App>, scope: Scope) -> bool {
     if mutated(Mutation::NoStartFence) {
-        app.set_fenced();
+        app.lead.set_fenced();
         return true;
     }
-    if app.replica.is_some() && matches!(scope, Scope::All) {
+    if app.lead.replica.is_some() && matches!(scope, Scope::All) {
         // The watch may be behind what the earlier process did; a list that begins now is not.
-        let listed = app.lists.completed(app.lists.want());
+        let listed = app.pods.lists.completed(app.pods.lists.want());
         if app.outside.within(LISTED_WITHIN, listed).await.is_none() {
             tracing::error!("pods could not be listed: this replica cannot lead");
             return false;
@@ -71,7 +71,7 @@ pub(crate) async fn fence(app: &Arc<App>, scope: Scope) -> bool {
     }
     let mut pending: Vec<Pending> = match &scope {
         // Also pods whose request is refused now: an earlier process may have accepted it.
-        Scope::All => app.pending.iter().map(|pod| (pod.pod.clone(), None)).collect(),
+        Scope::All => app.pods.pending.iter().map(|pod| (pod.pod.clone(), None)).collect(),
         Scope::Known { .. } if mutated(Mutation::KnownUnfenced) => Vec::new(),
         Scope::Known { bindings, .. } => {
             bindings.iter().map(|pod| (pod.pod(), Some(pod.clone()))).collect()
@@ -98,7 +98,7 @@ pub(crate) async fn fence(app: &Arc<App>, scope: Scope) -> bool {
     if let Scope::Known { holds, .. } = scope {
         take_over(app, holds);
     }
-    app.set_fenced();
+    app.lead.set_fenced();
     true
 }
 
@@ -107,7 +107,7 @@ fn take_over(app: &App, holds: Vec<HeldPod>) {
     let now = app.clock.now();
     for HeldPod { uid, node } in holds {
         let uid = PodUid::new(uid);
-        let pod = app.pending.get(&uid).map(|pod| Arc::clone(&pod));
+        let pod = app.pods.pending.get(&uid).map(|pod| Arc::clone(&pod));
         if let Some(query) = pod.and_then(|pod| app.query(&pod)) {
             app.outbox.push(app.ledger.hold(&uid, &node, &query, now));
         }
@@ -117,7 +117,7 @@ fn take_over(app: &App, holds: Vec<HeldPod>) {
 /// One that succeeded meanwhile is in the ledger by then.
 async fn fence_waiting(app: &App, (pod, named): &Pending, value: &str) -> bool {
     let Ok(key) = PodKey::of(pod) else { return true };
-    let lists = app.lists.count();
+    let lists = app.pods.lists.count();
     match app.writer.fence_pod(&key, &pod.uid, None, value).await {
         Fenced::Waiting { .. } => true,
         Fenced::Gone => {
@@ -132,9 +132,9 @@ async fn fence_waiting(app: &App, (pod, named): &Pending, value: &str) -> bool {
             if !mutated(Mutation::BoundAtStartUnseen) {
                 app.see_bound(&pod);
             }
-            let is_late = lists.is_none() || app.lists.count() != lists;
+            let is_late = lists.is_none() || app.pods.lists.count() != lists;
             if is_late && !mutated(Mutation::LateFenceBelieved) {
-                app.lists.want(); // the last one may lack it, so that nothing would say that it ends
+                app.pods.lists.want(); // the last one may lack it, so that nothing would say that it ends
             }
             true
         }

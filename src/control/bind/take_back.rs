@@ -44,11 +44,11 @@ struct Order {
 /// Takes back what pods of a node, or of all nodes, use above their request and others lack, each in a
 /// task of its own.
 pub fn take_back(app: &Arc<App>, node: Option<&str>) {
-    if !app.leading.is_here() || !app.is_fenced() {
+    if !app.lead.leading.is_here() || !app.lead.is_fenced() {
         return;
     }
     for pod in app.ledger.to_give_back(node) {
-        if app.moves.begin(&pod.uid) {
+        if app.room.moves.begin(&pod.uid) {
             app.outbox.push(app.ledger.note_borrowed(&pod.uid, BorrowedMemory::GivingBack));
             let worker = Arc::clone(app);
             app.outside.spawn(async move {
@@ -62,13 +62,13 @@ pub fn take_back(app: &Arc<App>, node: Option<&str>) {
 async fn give_back(app: &Arc<App>, pod: &PodRef) {
     let Ok(key) = PodKey::of(pod) else { return };
     let (began, mut order) = (app.clock.now(), None);
-    while app.clock.now().since(began) < STAY_FOR && app.leading.is_here() {
+    while app.clock.now().since(began) < STAY_FOR && app.lead.leading.is_here() {
         match step(app, (pod, &key), &mut order).await {
             Next::Done => return,
             Next::After(pause) => app.outside.sleep(pause).await,
         }
     }
-    if app.leading.is_here() && order.is_some_and(|order| order.ended.is_none()) {
+    if app.lead.leading.is_here() && order.is_some_and(|order| order.ended.is_none()) {
         failed(app, pod, "its container has not ended within a minute");
     }
 }
@@ -115,7 +115,7 @@ async fn order_restart(
     order: &mut Option<Order>,
 ) -> Next {
     let Some(debt) = app.ledger.owes_memory(&pod.uid) else { return Next::Done };
-    if !app.moves.may_restart(&pod.uid, app.clock.now()) {
+    if !app.room.moves.may_restart(&pod.uid, app.clock.now()) {
         return failed(app, pod, "it was restarted several times, and took it again each time");
     }
     if let Some(next) = lower_limit(app, (pod, key), (seen, annotations)).await {
@@ -132,7 +132,7 @@ async fn order_restart(
         Resized::Not(next) => return next,
         Resized::Refused(fault) => return failed(app, pod, &fault),
     };
-    app.moves.restarted(&pod.uid, app.clock.now());
+    app.room.moves.restarted(&pod.uid, app.clock.now());
     if resized {
         tell(app, pod, &debt);
     }
@@ -147,7 +147,7 @@ async fn lower_limit(
     (pod, key): (&PodRef, &PodKey),
     (seen, annotations): (&SeenPod, &BTreeMap<String, String>),
 ) -> Option<Next> {
-    let known = app.edits.written().get(&pod.uid).cloned();
+    let known = app.pods.edits.written().get(&pod.uid).cloned();
     let kept: BTreeMap<String, String> =
         known.iter().flat_map(|known| known.written.kept()).collect();
     let is_client = kept.contains_key(MPS_MEMORY) || annotations.contains_key(MPS_MEMORY);
@@ -165,12 +165,12 @@ async fn lower_limit(
     let mut all = encode(&held.placement).unwrap_or_default();
     all.extend(if known.is_some() { kept } else { owned(annotations).collect() });
     all.insert(MPS_MEMORY.to_owned(), limit.clone());
-    app.edits.wrote(&pod.uid, &held.placement.node, &all);
+    app.pods.edits.wrote(&pod.uid, &held.placement.node, &all);
     let patch = BTreeMap::from([(MPS_MEMORY.to_owned(), Some(limit))]);
     let version = seen.resource_version.as_str();
     let outcome = app.writer.write_placement(key, &pod.uid, version, seen.fenced_by, &patch).await;
     if matches!(outcome, PatchOutcome::Conflict | PatchOutcome::Refused { .. }) {
-        app.edits.did_not_write(&pod.uid, known, &all);
+        app.pods.edits.did_not_write(&pod.uid, known, &all);
     }
     Some(match outcome {
         PatchOutcome::Patched { .. } => Next::After(Duration::ZERO),

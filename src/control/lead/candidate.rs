@@ -63,7 +63,7 @@ impl<'a> LeadCandidate<'a> {
     pub(crate) async fn follow(mut self) -> Option<Won> {
         let mut tried: Option<Tried> = None;
         let mut joined = None;
-        while !self.app.leaving.is_set() {
+        while !self.app.lead.leaving.is_set() {
             let lease = &self.replica.lease;
             let free = match self.app.writer.read_lease(lease, self.within()).await {
                 LeaseAnswer::Is(held) => {
@@ -112,12 +112,12 @@ impl<'a> LeadCandidate<'a> {
         let is_free = self.is_free(&held, since);
         self.seen = Some(SeenLease { held: held.clone(), since });
         if is_free {
-            self.app.leading.set(Leader::Unknown);
+            self.app.lead.leading.set(Leader::Unknown);
             return Some(held);
         }
-        self.app.heard.listen(held.term, &held.secret);
-        self.app.set_informed(held.informed.contains(&self.replica.identity));
-        self.app.leading.set(holder_of(&held));
+        self.app.lead.heard.listen(held.term, &held.secret);
+        self.app.lead.set_informed(held.informed.contains(&self.replica.identity));
+        self.app.lead.leading.set(holder_of(&held));
         None
     }
 
@@ -139,7 +139,7 @@ impl<'a> LeadCandidate<'a> {
         let is_free = self.app.clock.now() >= self.expiry(&held, since);
         let free = is_free.then(|| held.clone());
         self.seen = Some(SeenLease { held, since });
-        self.app.leading.set(Leader::Unknown);
+        self.app.lead.leading.set(Leader::Unknown);
         free
     }
 
@@ -203,11 +203,11 @@ impl<'a> LeadCandidate<'a> {
 
     /// Begins the term. A follower that was informed knows every Binding that may still arrive.
     fn win(self, held: HeldLease, sent: Timestamp, was_informed: bool) -> Won {
-        let heard = self.app.heard.close();
+        let heard = self.app.lead.heard.close();
         let bindings = heard.0.len();
         tracing::info!(term = held.term, was_informed, bindings, "this replica leads");
         self.app.writer.term().begin(held.term, valid_until(self.replica, sent));
-        self.app.set_leading();
+        self.app.lead.set_leading(self.app.clock.now());
         Won { held, sent, heard: was_informed.then_some(heard) }
     }
 

@@ -35,12 +35,12 @@ const LAST_BINDS: Duration = Duration::from_secs(1);
 
 /// Follows and leads until the process ends.
 pub(crate) async fn electing(app: &Arc<App>) {
-    let Some(replica) = &app.replica else {
+    let Some(replica) = &app.lead.replica else {
         fence(app, Scope::All).await;
         return;
     };
     let Some(won) = LeadCandidate::new(app, replica).follow().await else {
-        return app.set_stopping();
+        return app.lead.set_stopping();
     };
     let Won { held, sent, heard } = won;
     app.outside.spawn(keep_label(Arc::clone(app)));
@@ -62,16 +62,16 @@ pub(crate) async fn electing(app: &Arc<App>) {
         End::Replaced => {
             tracing::error!("this replica leads no more: it starts again as a follower");
             app.writer.term().end();
-            app.leading.set(Leader::Unknown);
-            app.replaced.set();
+            app.lead.leading.set(Leader::Unknown);
+            app.lead.replaced.set();
         }
         End::HandedOver => {
             app.outside.spawn(watch_successor(Arc::clone(app)));
-            let mut leader = app.leading.subscribe();
+            let mut leader = app.lead.leading.subscribe();
             let known = leader.wait_for(|leader| *leader == Leader::Elsewhere);
             app.outside.within(REFUSES_FOR, known).await;
             app.outside.sleep(REFUSES_FOR).await;
-            app.set_stopping();
+            app.lead.set_stopping();
         }
     }
 }
@@ -95,11 +95,11 @@ impl Leads<'_> {
             let left = due.since(app.clock.now());
             tokio::select! {
                 biased;
-                () = app.leaving.wait() => return self.hand_over(held).await,
-                () = app.in_flight.is_to_be_written() => {}
+                () = app.lead.leaving.wait() => return self.hand_over(held).await,
+                () = app.binding.in_flight.is_to_be_written() => {}
                 () = app.outside.sleep(left) => {}
             }
-            let (sent, informed) = (app.clock.now(), app.in_flight.informed());
+            let (sent, informed) = (app.clock.now(), app.binding.in_flight.informed());
             due = sent.plus(replica.holds_for / 3);
             let renewed = app.clock.unix_micros().max(held.renewed + 1);
             let next = HeldLease { renewed, informed: informed.clone(), ..held.clone() };
@@ -107,8 +107,8 @@ impl Leads<'_> {
                 LeaseAnswer::Is(now) => {
                     held = HeldLease { version: now.version, ..next };
                     app.writer.term().renew(valid_until(replica, sent));
-                    app.in_flight.written(&informed);
-                    app.leading.set(Leader::Here);
+                    app.binding.in_flight.written(&informed);
+                    app.lead.leading.set(Leader::Here);
                 }
                 LeaseAnswer::Changed | LeaseAnswer::Missing | LeaseAnswer::Failed(_) => {
                     match self.reread(held).await {
@@ -143,17 +143,17 @@ impl Leads<'_> {
     /// Lets the binds that go on end, and gives the Lease away. New calls wait for the successor.
     async fn hand_over(&self, held: HeldLease) -> End {
         let Self { app, replica } = self;
-        app.leading.set(Leader::Unknown);
+        app.lead.leading.set(Leader::Unknown);
         let began = app.clock.now();
         let waits = !mutated(Mutation::HandsOverAtOnce);
-        while waits && app.binds.are_open() && app.clock.now().since(began) < LAST_BINDS {
+        while waits && app.binding.binds.are_open() && app.clock.now().since(began) < LAST_BINDS {
             app.outside.sleep(Duration::from_millis(5)).await;
         }
         app.writer.term().end();
         let next = HeldLease {
             holder: String::new(),
             handed_over: held.term,
-            informed: app.in_flight.informed(),
+            informed: app.binding.in_flight.informed(),
             ..held.clone()
         };
         let mut answer = app.writer.write_lease(&replica.lease, &next, within(replica)).await;
@@ -171,13 +171,13 @@ impl Leads<'_> {
 
 /// Notes who leads next, so that calls that still come here need not wait long.
 async fn watch_successor(app: Arc<App>) {
-    let Some(replica) = &app.replica else { return };
+    let Some(replica) = &app.lead.replica else { return };
     loop {
         let answer = app.writer.read_lease(&replica.lease, within(replica)).await;
         if let LeaseAnswer::Is(held) = answer
             && held.holder != replica.identity
         {
-            app.leading.set(holder_of(&held));
+            app.lead.leading.set(holder_of(&held));
         }
         app.outside.sleep(AGAIN_AFTER).await;
     }
@@ -186,8 +186,8 @@ async fn watch_successor(app: Arc<App>) {
 /// Keeps the label that the Service selects on the pod of this replica alone, while it leads. A leader that ended
 /// may have left it on another one, and others may take it away.
 async fn keep_label(app: Arc<App>) {
-    let Some(replica) = &app.replica else { return };
-    while !app.is_stopping() && !app.replaced.is_set() {
+    let Some(replica) = &app.lead.replica else { return };
+    while !app.lead.is_stopping() && !app.lead.replaced.is_set() {
         let mut pause = LABEL_AGAIN_AFTER;
         if app.writer.term().is_valid() {
             match app.writer.label_leader(&replica.pod).await {

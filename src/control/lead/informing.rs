@@ -30,7 +30,7 @@ struct Informs<'a>(&'a App, &'a str);
 
 impl Drop for Informs<'_> {
     fn drop(&mut self) {
-        self.0.in_flight.lost(self.1, self.0.clock.now());
+        self.0.binding.in_flight.lost(self.1, self.0.clock.now());
     }
 }
 
@@ -40,7 +40,7 @@ static LOGGED: LogLimit = LogLimit::new();
 async fn inform(app: &App, replica: &Replica, term: u64, follower: &str) {
     let _informs = Informs(app, follower);
     while let Some((address, number, bindings)) =
-        app.in_flight.news_for(follower, |uid| app.ledger.is_over(uid))
+        app.binding.in_flight.news_for(follower, |uid| app.ledger.is_over(uid))
     {
         let secret = replica.secret.clone();
         let to = follower.to_owned();
@@ -51,8 +51,8 @@ async fn inform(app: &App, replica: &Replica, term: u64, follower: &str) {
             }
             return;
         }
-        app.in_flight.knows(follower, number);
-        let news = std::pin::pin!(app.in_flight.news(follower));
+        app.binding.in_flight.knows(follower, number);
+        let news = std::pin::pin!(app.binding.in_flight.news(follower));
         let pause = std::pin::pin!(app.outside.sleep(AT_LEAST_EVERY));
         select(news, pause).await;
     }
@@ -96,30 +96,35 @@ pub(crate) async fn join(app: &App, replica: &Replica, leader: &HeldLease) {
 
 /// Takes in a follower; false if it may not join now. A leader that fences is not complete itself.
 pub fn take_follower(app: &Arc<App>, join: Join) -> bool {
-    let Some(replica) = &app.replica else { return false };
+    let Some(replica) = &app.lead.replica else { return false };
     let term = app.writer.term();
     let is_current = term.writer().is_some_and(|writer| writer.term() == join.term);
     let is_ours = is_current && join.secret == replica.secret && term.is_valid();
     let (scheme, _) = replica.address.split_once(':').unwrap_or_default();
     let is_sound =
         Replica::is_identity(&join.replica) && address_with(scheme, &join.address).is_ok();
-    if !is_ours || !is_sound || !app.leading.is_here() || !app.is_fenced() {
+    if !is_ours || !is_sound || !app.lead.leading.is_here() || !app.lead.is_fenced() {
         return false;
     }
-    if app.in_flight.join(&join.replica, &join.address, app.clock.now()) {
+    if app.binding.in_flight.join(&join.replica, &join.address, app.clock.now()) {
         let (worker, replica, join) = (Arc::clone(app), replica.clone(), join.clone());
         app.outside.spawn(async move {
             inform(&worker, &replica, join.term, &join.replica).await;
         });
     }
-    app.in_flight.has_joined(&join.replica)
+    app.binding.in_flight.has_joined(&join.replica)
 }
 
 /// Takes in a message of the leader; false if this replica does not follow it.
 pub fn take_message(app: &App, message: Message) -> bool {
     let (ledger, now) = (&app.ledger, app.clock.now());
-    let is_for_us = app.replica.as_ref().is_some_and(|own| own.identity == message.to);
+    let is_for_us = app.lead.replica.as_ref().is_some_and(|own| own.identity == message.to);
     is_for_us
         && ledger.is_listed()
-        && app.heard.take(message, &app.lists, |uid| ledger.reservation(uid).is_some(), now)
+        && app.lead.heard.take(
+            message,
+            &app.pods.lists,
+            |uid| ledger.reservation(uid).is_some(),
+            now,
+        )
 }

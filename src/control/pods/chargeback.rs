@@ -21,7 +21,7 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// Counts what is held and used for the time since the last look.
 pub fn account(app: &App) {
     let now = app.clock.now();
-    let last = app.classes.last.lock().replace(now);
+    let last = app.pods.classes.last.lock().replace(now);
     let Some(last) = last else { return };
     let millis = now.since(last).min(LONGEST).as_millis();
     let mut sample =
@@ -34,8 +34,8 @@ pub fn account(app: &App) {
         }
     });
     let LedgerSample { accounts, holders, .. } = sample;
-    app.classes.of_pods.retain(|uid, _| holders.contains(uid) || app.waiting.has(uid));
-    if !app.leading.is_here() {
+    app.pods.classes.of_pods.retain(|uid, _| holders.contains(uid) || app.waiting.has(uid));
+    if !app.lead.leading.is_here() {
         return; // the replica that leads counts
     }
     for ((namespace, class), used) in accounts {
@@ -66,17 +66,17 @@ impl LedgerSample<'_> {
         for (uid, held) in device_state.tenants() {
             let namespace = node.reservation(uid).map_or("", |held| held.pod.namespace());
             let account =
-                accounts.entry((namespace.to_owned(), app.classes.class_of(uid))).or_default();
+                accounts.entry((namespace.to_owned(), app.pods.classes.class_of(uid))).or_default();
             account.share_allocated += u128::from(held.share.millionths()) * *millis;
             account.memory_allocated += u128::from(held.memory.mib()) * *millis;
-            if app.classes.of_pods.contains_key(uid) {
+            if app.pods.classes.of_pods.contains_key(uid) {
                 holders.insert(uid.clone());
             }
         }
         for (uid, held) in device_state.running() {
             let namespace = node.reservation(uid).map_or("", |held| held.pod.namespace());
             let account =
-                accounts.entry((namespace.to_owned(), app.classes.class_of(uid))).or_default();
+                accounts.entry((namespace.to_owned(), app.pods.classes.class_of(uid))).or_default();
             let share = u128::from(held.share.millionths());
             account.share_used += busy.map_or(0, |busy| busy * share / all) * *millis;
             let used = seen.and_then(|seen| seen.pods.get(uid)).map_or(0, |seen| seen.used.mib());

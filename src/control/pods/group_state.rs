@@ -66,17 +66,17 @@ impl Groups {
         });
         for (key, state) in &mut known {
             state.name = key.1.to_string();
-            state.bound = app.bound_groups.count_of(key);
-            state.sizes.extend(app.bound_groups.sizes_of(key));
+            state.bound = app.room.bound_groups.count_of(key);
+            state.sizes.extend(app.room.bound_groups.sizes_of(key));
         }
         if known.is_empty() {
             return Self::default();
         }
-        for pod in app.gated.iter() {
+        for pod in app.pods.gated.iter() {
             let state = key_of(&pod).and_then(|key| known.get_mut(&key));
             state.into_iter().for_each(|state| state.gated += 1);
         }
-        for pod in app.pending.iter().filter(|pod| pod.request.is_err()) {
+        for pod in app.pods.pending.iter().filter(|pod| pod.request.is_err()) {
             let state = key_of(&pod).and_then(|key| known.get_mut(&key));
             state.into_iter().for_each(|state| state.refused += 1);
         }

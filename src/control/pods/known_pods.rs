@@ -23,7 +23,7 @@ impl App {
     /// Whether the watch shows a pod of ours that waits with this request. Only such a pod gets a
     /// hold.
     pub fn is_known_to_wait(&self, uid: &PodUid, query: &PlacementRequest) -> bool {
-        self.pending.get(uid).is_some_and(|pod| self.query(&pod).as_ref() == Some(query))
+        self.pods.pending.get(uid).is_some_and(|pod| self.query(&pod).as_ref() == Some(query))
     }
 
     /// Counts pods as refused that a node fitted, and that nothing binds.
@@ -33,13 +33,13 @@ impl App {
 
     /// Drops pods that no call has named for long.
     pub fn forget_unseen(&self) {
-        self.passed.tick(self.clock.now());
+        self.binding.passed.tick(self.clock.now());
         self.waiting.tick(self.clock.now());
     }
 
     /// Whether the watch shows a pod as one of ours without a node.
     pub fn is_shown_waiting(&self, uid: &PodUid) -> bool {
-        self.pending.contains_key(uid) || self.without_gpu.contains(uid)
+        self.pods.pending.contains_key(uid) || self.pods.without_gpu.contains(uid)
     }
 
     /// Compares the process that last wrote this version of a waiting pod with this process.
@@ -48,9 +48,11 @@ impl App {
     pub fn fenced(&self, pod: &SeenPod) -> Ordering {
         let (uid, now) = (&pod.pod.uid, self.clock.now());
         match self.writer.fenced(pod) {
-            Ordering::Greater if self.other_fences.is_old(uid, pod.fence, now) => Ordering::Less,
+            Ordering::Greater if self.binding.other_fences.is_old(uid, pod.fence, now) => {
+                Ordering::Less
+            }
             // With a Lease, no Binding of an earlier term can succeed any more.
-            Ordering::Less if self.replica.is_some() => Ordering::Equal,
+            Ordering::Less if self.lead.replica.is_some() => Ordering::Equal,
             known => known,
         }
     }
@@ -62,19 +64,19 @@ impl App {
         if self.writer.fenced(pod) != Ordering::Greater
             || mutated(Mutation::LaterPlacementOverwritten)
         {
-            self.other_placements.forget(uid);
+            self.binding.other_placements.forget(uid);
             return false;
         }
-        self.other_placements.see(uid, pod.fence, now);
-        !self.other_placements.is_old(uid, pod.fence, now)
+        self.binding.other_placements.see(uid, pod.fence, now);
+        !self.binding.other_placements.is_old(uid, pod.fence, now)
     }
 
     /// Notes who last wrote where a bound pod runs, while this process takes in its first list: that process had
     /// begun before this process, though a clock that was set back since may say otherwise.
     pub(crate) fn see_before(&self, pod: &SeenPod) {
-        let is_first = self.replica.is_none() && !self.ledger.is_listed();
+        let is_first = self.lead.replica.is_none() && !self.ledger.is_listed();
         if is_first && self.writer.fenced(pod) == Ordering::Greater {
-            self.other_placements.see_before(&pod.pod.uid, pod.fence, self.clock.now());
+            self.binding.other_placements.see_before(&pod.pod.uid, pod.fence, self.clock.now());
         }
     }
 
@@ -82,38 +84,38 @@ impl App {
     pub(crate) fn is_of_earlier(&self, pod: &SeenPod) -> bool {
         let uid = &pod.pod.uid;
         self.writer.fenced(pod) == Ordering::Less
-            && !self.edits.written().get(uid).is_some_and(|known| known.is_own)
+            && !self.pods.edits.written().get(uid).is_some_and(|known| known.is_own)
     }
 
     /// Lets pods be requeued again that a later process wrote last, once that process is gone.
     pub(crate) fn take_over_waiting(&self) {
-        let old = self.other_fences.newly_old(self.clock.now());
+        let old = self.binding.other_fences.newly_old(self.clock.now());
         old.iter().for_each(|uid| self.waiting.requeuable(uid));
     }
 
     pub(crate) fn see_fence(&self, pod: &SeenPod) {
         let uid = &pod.pod.uid;
         match self.writer.fenced(pod) {
-            Ordering::Greater => self.other_fences.see(uid, pod.fence, self.clock.now()),
-            Ordering::Less | Ordering::Equal => self.other_fences.forget(uid),
+            Ordering::Greater => self.binding.other_fences.see(uid, pod.fence, self.clock.now()),
+            Ordering::Less | Ordering::Equal => self.binding.other_fences.forget(uid),
         }
     }
 
     /// Forgets what only counts while the watch shows the pod waiting.
     pub(crate) fn forget_waiting(&self, uid: &PodUid) {
-        self.passed.forget(uid);
-        self.preemptors.forget_refused(uid);
-        self.without_gpu.remove(uid);
-        self.other_fences.forget(uid);
+        self.binding.passed.forget(uid);
+        self.room.preemptors.forget_refused(uid);
+        self.pods.without_gpu.remove(uid);
+        self.binding.other_fences.forget(uid);
     }
 
     /// Whether a caller's request for a pod may be noted: it is the pod's own, or the watch does
     /// not show the pod.
     pub fn may_note(&self, uid: &PodUid, query: Option<&PlacementRequest>) -> bool {
-        if self.without_gpu.contains(uid) {
+        if self.pods.without_gpu.contains(uid) {
             return query.is_none();
         }
-        let pending = self.pending.get(uid);
+        let pending = self.pods.pending.get(uid);
         pending.is_none_or(|pod| query.is_some() && self.query(&pod).as_ref() == query)
     }
 
@@ -121,8 +123,8 @@ impl App {
     /// request, may have been changed since the watch showed it. Like a pod that the watch does not
     /// show yet, it counts once the watch shows the new request.
     fn may_wait(&self, uid: &PodUid, query: &PlacementRequest) -> bool {
-        self.without_gpu.contains(uid)
-            || self.pending.get(uid).is_some_and(|pod| pod.request.is_err())
+        self.pods.without_gpu.contains(uid)
+            || self.pods.pending.get(uid).is_some_and(|pod| pod.request.is_err())
             || self.may_note(uid, Some(query))
     }
 
@@ -137,7 +139,7 @@ impl App {
             return;
         }
         self.outbox.push(self.ledger.drop_chosen_hold(uid, query));
-        self.classes.see(pod);
+        self.pods.classes.see(pod);
         self.learn(uid, query);
     }
 
@@ -178,7 +180,7 @@ impl App {
         if self.may_wait(uid, query) {
             self.requeued(self.waiting.refuse(uid, rejections, named));
             if self.waiting.take_newly_refused() {
-                self.new_rooms.look(); // when it has waited long enough others may be evicted for it
+                self.room.new_rooms.look(); // when it has waited long enough others may be evicted for it
             }
         }
         if self.is_known_to_wait(uid, query) {
@@ -201,7 +203,7 @@ impl App {
     /// it.
     pub(crate) fn see_waiting(&self, pod: &SeenPod) {
         let (uid, now) = (&pod.pod.uid, self.clock.now());
-        let to_hold = self.passed.see(uid);
+        let to_hold = self.binding.passed.see(uid);
         let query = match &pod.request {
             Ok(_) => self.query(pod),
             Err(error) => {
@@ -219,6 +221,6 @@ impl App {
         }
         // Last: room is only looked for again for a pod that waits.
         let is_of_earlier = self.writer.fenced(pod) == Ordering::Less;
-        self.preemptors.see_note(uid, pod.room_note.is_some(), is_of_earlier);
+        self.room.preemptors.see_note(uid, pod.room_note.is_some(), is_of_earlier);
     }
 }

@@ -61,7 +61,7 @@ pub(crate) fn tell(app: &App, event: &LedgerEvent) {
         LedgerEvent::MadeAgain { .. } if mutated(Mutation::MadeAgainUnwritten) => {}
         LedgerEvent::MadeAgain { pod } => {
             tracing::info!(pod_uid = %pod.uid, %pod, "a MIG instance was made again: its new UUID is written on the pod");
-            app.edits.note_made_again(pod, app.clock.now());
+            app.pods.edits.note_made_again(pod, app.clock.now());
         }
         LedgerEvent::InstanceLost { pod, node, device } => {
             tell_instance_lost(app, pod, node, device);

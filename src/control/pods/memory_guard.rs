@@ -148,7 +148,7 @@ pub(crate) async fn guarding(app: &Arc<App>) {
     let mut looks = app.outside.every(LOOK_EVERY);
     loop {
         looks.tick().await;
-        if !app.leading.is_here() {
+        if !app.lead.leading.is_here() {
             continue;
         }
         let (ledger, now) = (&app.ledger, app.clock.now());

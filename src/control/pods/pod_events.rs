@@ -36,7 +36,7 @@ impl App {
     /// Notes a pod that counts for its group: one that is bound, or has done its work.
     fn see_member(&self, pod: &SeenPod) {
         if let Some(group) = &pod.group {
-            self.bound_groups.see(&pod.pod.uid, group_key(&pod.namespace, group), group.size);
+            self.room.bound_groups.see(&pod.pod.uid, group_key(&pod.namespace, group), group.size);
         }
     }
 }
@@ -55,7 +55,7 @@ impl Sink for App {
         let bound_by_us = pod.fenced_by.is_some() && self.writer.fenced(pod).is_eq();
         let fact = pod.fact(request);
         let protection = class.and_then(|class| class.protection);
-        let is_of_other = !self.leading.is_here();
+        let is_of_other = !self.lead.leading.is_here();
         let is_of_earlier = !is_of_other && self.is_of_earlier(pod);
         let moves = MoveFact { is_of_other, is_of_earlier, ..fact.moves };
         PodFact { bound_by_us, moves, tenure: Tenure { protection, ..fact.tenure }, ..fact }
@@ -70,13 +70,13 @@ impl Sink for App {
             self.tell(&pod.pod, NoticeReason::PlacementUnreadable, note);
         }
         match pod.is_unreadable() && (pod.placement != Ok(None) || self.is_ours(pod)) {
-            true => drop(self.unreadable.insert(pod.pod.uid.clone(), Arc::new(pod.clone()))),
-            false => drop(self.unreadable.remove(&pod.pod.uid)),
+            true => drop(self.pods.unreadable.insert(pod.pod.uid.clone(), Arc::new(pod.clone()))),
+            false => drop(self.pods.unreadable.remove(&pod.pod.uid)),
         }
         see_written(self, pod);
-        self.classes.see(pod);
+        self.pods.classes.see(pod);
         if pod.node.is_some()
-            && let Some((_, accepted)) = self.unseen_binds.remove(&pod.pod.uid)
+            && let Some((_, accepted)) = self.binding.unseen_binds.remove(&pod.pod.uid)
         {
             self.metrics.watch_lagged(self.clock.precise().saturating_sub(accepted));
         }
@@ -85,10 +85,10 @@ impl Sink for App {
         }
         match pod.node.is_some() && !pod.is_deleting {
             true => self.see_member(pod),
-            false => self.bound_groups.forget(&pod.pod.uid),
+            false => self.room.bound_groups.forget(&pod.pod.uid),
         }
         if pod.start_failure.is_none() {
-            self.start_failures.remove(&pod.pod.uid);
+            self.pods.start_failures.remove(&pod.pod.uid);
         }
         let uid = &pod.pod.uid;
         let waits = pod.node.is_none() && !pod.is_deleting && self.is_ours(pod);
@@ -100,22 +100,22 @@ impl Sink for App {
         let mut pod = pod.clone();
         pod.judge(&self.request_rules);
         if pod.request == Ok(None) {
-            self.without_gpu.insert(uid.clone());
-            self.passed.see(uid);
+            self.pods.without_gpu.insert(uid.clone());
+            self.binding.passed.see(uid);
             return self.settle_pod(uid);
         }
-        self.without_gpu.remove(uid);
+        self.pods.without_gpu.remove(uid);
         let pod = Arc::new(pod);
         if pod.is_gated {
             // A note from a verb, of a pod that the watch did not show yet, is newer than this.
-            if self.pending.remove(uid).is_some() {
+            if self.pods.pending.remove(uid).is_some() {
                 self.waiting.remove(uid);
             }
-            self.gated.insert(uid.clone(), pod);
+            self.pods.gated.insert(uid.clone(), pod);
             return;
         }
-        self.gated.remove(uid);
-        self.pending.insert(uid.clone(), Arc::clone(&pod));
+        self.pods.gated.remove(uid);
+        self.pods.pending.insert(uid.clone(), Arc::clone(&pod));
         self.see_waiting(&pod);
     }
 
@@ -124,17 +124,17 @@ impl Sink for App {
         if pod.is_terminal {
             return;
         }
-        self.start_failures.insert(pod.pod.uid.clone(), failure.clone());
+        self.pods.start_failures.insert(pod.pod.uid.clone(), failure.clone());
         let container = pod.gpu_container.as_ref();
         if let Some(refused) =
             container.filter(|container| failure.is_of_device_of(&container.name))
         {
-            self.moves.refuse(&pod.pod.uid, &refused.name);
+            self.room.moves.refuse(&pod.pod.uid, &refused.name);
         }
     }
 
     fn listed_again(&self) {
-        let is_follower = self.has_replicas() && !self.leading.is_here();
+        let is_follower = self.lead.has_replicas() && !self.lead.leading.is_here();
         // The leader may have bound pods meanwhile whose end this list shows, and processes be left of them.
         if is_follower {
             self.ledger.wait_for_reports(None);
@@ -142,15 +142,15 @@ impl Sink for App {
     }
 
     fn pod_ended(&self, uid: &PodUid) {
-        self.unreadable.remove(uid);
-        self.start_failures.remove(uid);
-        self.edits.forget(uid);
-        self.bound_groups.forget(uid);
+        self.pods.unreadable.remove(uid);
+        self.pods.start_failures.remove(uid);
+        self.pods.edits.forget(uid);
+        self.room.bound_groups.forget(uid);
         self.forget_waiting(uid);
         self.settle_pod(uid);
-        self.moves.forget(uid);
-        self.other_placements.forget(uid);
-        self.unseen_binds.remove(uid);
+        self.room.moves.forget(uid);
+        self.binding.other_placements.forget(uid);
+        self.binding.unseen_binds.remove(uid);
     }
 
     fn pod_succeeded(&self, pod: &SeenPod) {

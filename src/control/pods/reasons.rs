@@ -30,7 +30,7 @@ pub fn next_untold(app: &App) -> Option<PodUid> {
 
 /// Writes an event to a refused pod why it waits.
 pub fn tell(app: &App, uid: &PodUid) {
-    if !app.pending.contains_key(uid) {
+    if !app.pods.pending.contains_key(uid) {
         return;
     }
     let Some(state) = app.waiting.pod(uid) else { return };

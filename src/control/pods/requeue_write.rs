@@ -49,7 +49,7 @@ pub(crate) fn requeue(app: &Arc<App>, node: NodeName, pod: WaitingPod) {
                 app.metrics.requeued(RequeueResult::Failed);
                 app.outbox.nudge();
                 tracing::warn!(pod_uid = %pod.pod.uid, code, message, "not allowed to requeue a waiting pod");
-                if !app.is_stopping() {
+                if !app.lead.is_stopping() {
                     app.outside.sleep(REFUSED_AGAIN_AFTER).await;
                     app.waiting.requeuable(&pod.pod.uid);
                     app.outbox.nudge();
@@ -116,15 +116,15 @@ pub(crate) async fn write_own(app: &App, pod: &WaitingPod, note: &Note) -> Patch
         Ok(key) => key,
         Err(error) => return refused(400, error.to_string()),
     };
-    let Some(mut seen) = app.pending.get(uid).map(|pod| Arc::clone(&pod)) else {
+    let Some(mut seen) = app.pods.pending.get(uid).map(|pod| Arc::clone(&pod)) else {
         return PatchOutcome::Gone; // it was bound meanwhile
     };
     let value = requeue_value(app);
     for _ in 0..REQUEUE_ATTEMPTS {
-        if app.is_stopping() {
+        if app.lead.is_stopping() {
             return refused(503, BindError::Stopping.to_string()); // the next process fences the pod
         }
-        if !note.holds(app.preemptors.node(uid).as_ref()) {
+        if !note.holds(app.room.preemptors.node(uid).as_ref()) {
             return PatchOutcome::Conflict; // another note follows
         }
         let is_later = app.fenced(&seen) == Ordering::Greater;

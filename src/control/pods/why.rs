@@ -166,7 +166,7 @@ impl App {
 
     /// Whether pods that are to go for this one are still there.
     pub fn has_victims(&self, uid: &PodUid) -> bool {
-        self.preemptors.victims(uid).iter().any(|victim| self.ledger.has_pod(victim))
+        self.room.preemptors.victims(uid).iter().any(|victim| self.ledger.has_pod(victim))
     }
 
     /// What a pod waits for wherever it fits.
@@ -178,7 +178,7 @@ impl App {
     ) -> Option<Rejection> {
         let uid = pod.uid;
         // Pods were asked to go for it: it goes nowhere else before all of that room is free.
-        let waits_for_room = self.preemptors.is_asked(uid)
+        let waits_for_room = self.room.preemptors.is_asked(uid)
             && self.is_known_to_wait(uid, query)
             && self.ledger.standing(uid, query).is_some()
             && (self.has_victims(uid) || self.ledger.fits_in_room_of(uid, query, None).is_none());
@@ -199,7 +199,7 @@ impl App {
             let verdict = format!("{BEING_BOUND} to node {node}");
             return Why::plain(Obstacle::KubeScheduler, BEING_BOUND, verdict);
         }
-        if self.gated.contains_key(uid) {
+        if self.pods.gated.contains_key(uid) {
             return Why::plain(Obstacle::KubeScheduler, GATED, GATED.to_owned());
         }
         let kept = kept_room(self, pod);
@@ -291,7 +291,7 @@ fn kept_room(app: &App, pod: &WaitingPod) -> String {
 
 /// Why room is kept for a pod.
 pub fn kept_reason(app: &App, pod: &WaitingPod) -> KeptReason {
-    match (&pod.group, app.preemptors.has(&pod.pod.uid)) {
+    match (&pod.group, app.room.preemptors.has(&pod.pod.uid)) {
         (Some(_), _) => KeptReason::Group,
         (None, true) => KeptReason::PodsLeave,
         (None, false) => KeptReason::FirstOfLine,

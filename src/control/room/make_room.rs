@@ -54,8 +54,8 @@ pub(crate) fn make_room(app: &Arc<App>, order: RoomOrder) {
     app.outside.spawn(async move {
         let uid = order.pod.pod.uid.clone();
         if let Some(ended) = evict_all(&worker, &order).await {
-            worker.preemptors.ended(&uid, order.number, ended);
-            worker.new_rooms.look();
+            worker.room.preemptors.ended(&uid, order.number, ended);
+            worker.room.new_rooms.look();
         }
     });
 }
@@ -66,7 +66,7 @@ pub(crate) fn make_room(app: &Arc<App>, order: RoomOrder) {
 pub(crate) fn write_note(app: &Arc<App>, pod: WaitingPod, note: Note) {
     let number = match note {
         Note::None => None,
-        Note::Room(_) | Note::NoRoom => Some(app.preemptors.owe_note(&pod.pod.uid)),
+        Note::Room(_) | Note::NoRoom => Some(app.room.preemptors.owe_note(&pod.pod.uid)),
     };
     let worker = Arc::clone(app);
     app.outside.spawn(async move {
@@ -77,7 +77,7 @@ pub(crate) fn write_note(app: &Arc<App>, pod: WaitingPod, note: Note) {
             let Some(number) = number else {
                 // The next step does not call for the pod again before the call was to come.
                 let is_lost = matches!(outcome, PatchOutcome::Undecided { .. });
-                let is_over = worker.is_stopping() || !worker.waiting.has(uid);
+                let is_over = worker.lead.is_stopping() || !worker.waiting.has(uid);
                 if !is_lost || pause > LAST_CALL_PAUSE || is_over {
                     return;
                 }
@@ -86,11 +86,11 @@ pub(crate) fn write_note(app: &Arc<App>, pod: WaitingPod, note: Note) {
                 continue;
             };
             if matches!(outcome, PatchOutcome::Patched { .. } | PatchOutcome::Gone) {
-                return worker.preemptors.note_written(uid, number);
+                return worker.room.preemptors.note_written(uid, number);
             }
             worker.outside.sleep(pause).await;
             pause = (2 * pause).min(LONGEST_NOTE_PAUSE);
-            if worker.is_stopping() || !worker.preemptors.owes_note(uid, number) {
+            if worker.lead.is_stopping() || !worker.room.preemptors.owes_note(uid, number) {
                 return;
             }
         }
@@ -123,13 +123,13 @@ async fn write_room(app: &App, order: &RoomOrder) -> Result<(), Option<Ended>> {
     let victims = order.victims.iter().map(|victim| victim.uid.clone()).collect();
     let note = RoomNote { node: order.node.clone(), victims };
     // From now on it may arrive, also without an answer.
-    let was_noted = app.preemptors.note(uid, order.number, true);
+    let was_noted = app.room.preemptors.note(uid, order.number, true);
     match write_own(app, &order.pod, &Note::Room(note)).await {
         PatchOutcome::Patched { .. } => Ok(()),
         PatchOutcome::Gone => Err(None),
         outcome => {
             let is_open = matches!(outcome, PatchOutcome::Undecided { .. });
-            app.preemptors.note(uid, order.number, was_noted || is_open);
+            app.room.preemptors.note(uid, order.number, was_noted || is_open);
             tracing::warn!(pod_uid = %uid, ?outcome, "no pod is evicted for it: it cannot be written");
             Err(Some(Ended::Failed))
         }
@@ -139,10 +139,10 @@ async fn write_room(app: &App, order: &RoomOrder) -> Result<(), Option<Ended>> {
 /// Waits until the pods of the rooms on which this one relies were asked to go. Whether they were.
 async fn others_were_asked(app: &App, order: &RoomOrder) -> bool {
     for (other, number) in &order.after {
-        while !app.preemptors.was_asked(other, *number).unwrap_or(true) {
+        while !app.room.preemptors.was_asked(other, *number).unwrap_or(true) {
             app.outside.sleep(LOOK_AGAIN).await;
         }
-        if app.preemptors.was_asked(other, *number).is_none() {
+        if app.room.preemptors.was_asked(other, *number).is_none() {
             return false;
         }
     }
@@ -172,7 +172,7 @@ async fn evict_all(app: &App, order: &RoomOrder) -> Option<Ended> {
     let mut left: Vec<&PodRef> = order.victims.iter().collect();
     let mut is_any_gone = order.is_begun;
     let mut refusals = 0;
-    while app.preemptors.ask(uid, order.number) && app.leading.is_here() {
+    while app.room.preemptors.ask(uid, order.number) && app.lead.leading.is_here() {
         let (mut blocked, mut open) = (Vec::new(), Vec::new());
         let kept = kept_by_teams(app, order);
         let (stays, goes): (Vec<_>, Vec<_>) =
@@ -227,7 +227,7 @@ enum Asked {
 
 /// Asks a victim to go, if that is still wanted.
 async fn ask_to_go(app: &App, victim: PodRef, (order, began): (&RoomOrder, Timestamp)) -> Asked {
-    if !app.preemptors.is_making(&order.pod.pod.uid, order.number) {
+    if !app.room.preemptors.is_making(&order.pod.pod.uid, order.number) {
         return Asked::Unwanted;
     }
     match is_replaced(app, order, began).await {
@@ -241,7 +241,7 @@ async fn ask_to_go(app: &App, victim: PodRef, (order, began): (&RoomOrder, Times
 /// meanwhile: that one has not seen who is to go now, and may have others go. A Lease would have ended. `None` if the pod
 /// cannot be read.
 async fn is_replaced(app: &App, order: &RoomOrder, began: Timestamp) -> Option<bool> {
-    let resumed = app.pulse.resumed(app.clock.now());
+    let resumed = app.lead.pulse.resumed(app.clock.now());
     if resumed.is_none_or(|resumed| resumed < began) || mutated(Mutation::FrozenEvicts) {
         return Some(false);
     }

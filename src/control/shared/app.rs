@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use dashmap::{DashMap, DashSet};
@@ -15,7 +14,7 @@ use crate::shared::bind_locks::BindLocks;
 use crate::shared::edited::Edits;
 use crate::shared::in_flight::{Heard, InFlight};
 use crate::shared::kept_suggestions::Reasons;
-use crate::shared::leader::{Leader, Leading, Replica};
+use crate::shared::leader::{Lead, Replica};
 use crate::shared::other_fences::OtherFences;
 use crate::shared::outbox::{NewRooms, Outbox};
 use crate::shared::passed::PassedPods;
@@ -47,9 +46,7 @@ use kube_api::write::target::PodKey;
 use kube_api::write::term::Term;
 use kube_api::write::writer::ApiWriter;
 use runtime::clock::Clock;
-use runtime::step::news::Flag;
 use runtime::step::outside::Outside;
-use runtime::step::pulse::Pulse;
 use wire::ids::{DeviceId, PodUid};
 use wire::mutation::{Mutation, mutated};
 use wire::units::{MemMib, Timestamp};
@@ -64,36 +61,16 @@ pub struct App {
     pub ledger: Arc<Ledger>,
     /// The pods without a node, with the answer to their last call.
     pub waiting: WaitingPods,
-    /// The pods for which room is being made.
-    pub preemptors: Preemptors,
-    /// The pods of groups that are bound.
-    pub bound_groups: BoundGroups,
-    /// The same pods as the API server shows them: what a Binding needs. Nothing that a verb's caller
-    /// says gets here.
-    pub pending: DashMap<PodUid, Arc<SeenPod>>,
-    /// Pods of ours without a node and without a GPU request.
-    pub without_gpu: DashSet<PodUid>,
-    /// Pods with scheduling gates that request a GPU. People see them. Otherwise they count like
-    /// pods that the watch does not show, since kube-scheduler does not look at them.
-    pub gated: DashMap<PodUid, Arc<SeenPod>>,
-    /// Pods with a node that request a GPU, and show no placement or no request that can be read.
-    pub unreadable: DashMap<PodUid, Arc<SeenPod>>,
-    /// The placed pods with a container that could not be started, by UID.
-    pub start_failures: DashMap<PodUid, StartFailure>,
-    /// The binds that are going on.
-    pub binds: BindLocks,
-    /// Pods that another process wrote last.
-    pub other_fences: OtherFences,
-    /// The same of bound pods, as far as this process wanted to write on them.
-    pub other_placements: OtherFences,
-    /// What *filter* passed in the last 15 minutes.
-    pub passed: PassedPods,
-    /// The priority classes of the pods that hold something.
-    pub classes: PriorityClasses,
-    /// The guests that are being moved home.
-    pub moves: Moving,
-    /// Bindings that the watch has not shown yet, with the precise time when each was posted.
-    pub unseen_binds: DashMap<PodUid, Duration>,
+    /// Suggestions for the pods that wait.
+    pub reasons: Reasons,
+    /// The pods, as the API server shows them.
+    pub pods: KnownPods,
+    /// Room that is being made and kept.
+    pub room: Rooms,
+    /// Bindings and fences.
+    pub binding: Bindings,
+    /// Whether this process acts.
+    pub lead: Lead,
     pub clock: Clock,
     /// What carries out calls of the API server, times and long work.
     pub outside: Outside,
@@ -104,35 +81,60 @@ pub struct App {
     pub writer: ApiWriter,
     /// Writes events on pods.
     pub notices: NoticeSender,
-    /// This process among its replicas; `None` if there are no others.
-    pub replica: Option<Replica>,
     /// Ledger events that background loops have yet to handle.
     pub outbox: Outbox,
-    /// Where room appeared, for the loop that keeps it.
-    pub(crate) new_rooms: NewRooms,
+}
+
+/// The pods, as the API server shows them. Nothing that a verb's caller says gets here.
+#[derive(Default)]
+pub struct KnownPods {
+    /// Those that wait: what a Binding needs.
+    pub pending: DashMap<PodUid, Arc<SeenPod>>,
+    /// Pods of ours without a node and without a GPU request.
+    pub without_gpu: DashSet<PodUid>,
+    /// Pods with scheduling gates that request a GPU. People see them. Otherwise they count like
+    /// pods that the watch does not show, since kube-scheduler does not look at them.
+    pub gated: DashMap<PodUid, Arc<SeenPod>>,
+    /// Pods with a node that request a GPU, and show no placement or no request that can be read.
+    pub unreadable: DashMap<PodUid, Arc<SeenPod>>,
+    /// The placed pods with a container that could not be started, by UID.
+    pub start_failures: DashMap<PodUid, StartFailure>,
+    /// The priority classes of the pods that hold something.
+    pub classes: PriorityClasses,
     /// Pods whose placement another client edited.
     pub edits: Edits,
-    /// Suggestions for the pods that wait.
-    pub reasons: Reasons,
-    pub leading: Leading,
+    /// What lists of the API server said.
+    pub lists: Arc<Lists>,
+}
+
+/// Room that is being made and kept.
+#[derive(Default)]
+pub struct Rooms {
+    /// The pods for which room is being made.
+    pub preemptors: Preemptors,
+    /// The pods of groups that are bound.
+    pub bound_groups: BoundGroups,
+    /// The guests that are being moved home.
+    pub moves: Moving,
+    /// Where room appeared, for the loop that keeps it.
+    pub(crate) new_rooms: NewRooms,
+}
+
+/// Bindings and fences.
+#[derive(Default)]
+pub struct Bindings {
+    /// The binds that are going on.
+    pub binds: BindLocks,
+    /// Pods that another process wrote last.
+    pub other_fences: OtherFences,
+    /// The same of bound pods, as far as this process wanted to write on them.
+    pub other_placements: OtherFences,
+    /// What *filter* passed in the last 15 minutes.
+    pub passed: PassedPods,
+    /// Bindings that the watch has not shown yet, with the precise time when each was posted.
+    pub unseen_binds: DashMap<PodUid, Duration>,
     /// The Bindings that may be on their way, while this replica leads.
     pub in_flight: InFlight,
-    /// What the leader says, while this replica follows.
-    pub heard: Heard,
-    /// Whether the process was frozen.
-    pub pulse: Pulse,
-    pub lists: Arc<Lists>,
-    /// Whether the leader's Lease names this replica as one that knows all Bindings on their way.
-    is_informed: AtomicBool,
-    /// When this replica began to lead, in milliseconds on the clock.
-    leads_since: AtomicU64,
-    /// Whether this replica is to hand over.
-    pub(crate) leaving: Flag,
-    /// Whether another replica leads after this one.
-    pub(crate) replaced: Flag,
-    /// Whether no Binding of an earlier run can succeed any more.
-    is_fenced: AtomicBool,
-    stopping: Flag,
 }
 
 impl App {
@@ -150,20 +152,11 @@ impl App {
         Self {
             ledger,
             waiting: WaitingPods::default(),
-            preemptors: Preemptors::default(),
-            bound_groups: BoundGroups::default(),
-            pending: DashMap::new(),
-            without_gpu: DashSet::new(),
-            gated: DashMap::new(),
-            unreadable: DashMap::new(),
-            start_failures: DashMap::new(),
-            binds: BindLocks::default(),
-            other_fences: OtherFences::default(),
-            other_placements: OtherFences::default(),
-            passed: PassedPods::default(),
-            classes: PriorityClasses::default(),
-            moves: Moving::default(),
-            unseen_binds: DashMap::new(),
+            reasons: Reasons::default(),
+            pods: KnownPods::default(),
+            room: Rooms::default(),
+            binding: Bindings::default(),
+            lead: Lead::new(None),
             clock: outside.clock(),
             outside,
             request_rules: config.request_rules(),
@@ -171,29 +164,14 @@ impl App {
             metrics: Metrics::new(),
             writer,
             notices,
-            replica: None,
             outbox: Outbox::default(),
-            new_rooms: NewRooms::default(),
-            edits: Edits::default(),
-            reasons: Reasons::default(),
-            leading: Leading::new(false),
-            in_flight: InFlight::default(),
-            heard: Heard::default(),
-            pulse: Pulse::default(),
-            lists: Arc::default(),
-            is_informed: AtomicBool::new(false),
-            leads_since: AtomicU64::new(0),
-            leaving: Flag::default(),
-            replaced: Flag::default(),
-            is_fenced: AtomicBool::new(false),
-            stopping: Flag::default(),
         }
     }
 
     /// One of several replicas, which does not lead yet.
     #[must_use]
     pub fn among(self, replica: Replica) -> Self {
-        Self { replica: Some(replica), leading: Leading::new(true), ..self }
+        Self { lead: Lead::new(Some(replica)), ..self }
     }
 
     /// An extender without an API server: nothing carries out its calls.
@@ -202,11 +180,6 @@ impl App {
         let term = Term::alone(clock, 0);
         let writer = ApiWriter::new(Outside::new(clock), config.api_timeout, term);
         Self::new(ledger, config, writer, NoticeSender::unread())
-    }
-
-    /// Whether this process is one of several replicas.
-    pub(crate) fn has_replicas(&self) -> bool {
-        self.replica.is_some()
     }
 
     /// The placement request of a pod; `None` if it requests no GPU, or its GPU request is faulty.
@@ -264,9 +237,9 @@ impl App {
     /// Forgets a pod that is bound or gone.
     pub fn settle_pod(&self, uid: &PodUid) {
         self.waiting.remove(uid);
-        self.preemptors.forget(uid);
-        self.pending.remove(uid);
-        self.gated.remove(uid);
+        self.room.preemptors.forget(uid);
+        self.pods.pending.remove(uid);
+        self.pods.gated.remove(uid);
     }
 
     /// Whether a pod is for one of our schedulers.
@@ -289,7 +262,7 @@ impl App {
 
     /// Writes a pod event, for `kubectl describe`, if this replica leads. Never waits.
     pub fn tell(&self, pod: &PodRef, reason: NoticeReason, note: String) {
-        if !self.leading.is_here() {
+        if !self.lead.leading.is_here() {
             return;
         }
         match PodKey::of(pod) {
@@ -384,25 +357,25 @@ impl App {
     pub fn entries(&self) -> BTreeMap<&'static str, usize> {
         let own = [
             ("waiting", self.waiting.count()),
-            ("preemptors", self.preemptors.count()),
-            ("bound groups", self.bound_groups.count()),
-            ("pending", self.pending.len()),
-            ("without a GPU", self.without_gpu.len()),
-            ("fences of other processes", self.other_fences.count()),
-            ("placements of other processes", self.other_placements.count()),
-            ("gated", self.gated.len()),
-            ("unreadable", self.unreadable.len()),
-            ("start failures", self.start_failures.len()),
-            ("binds", self.binds.count()),
-            ("unseen binds", self.unseen_binds.len()),
-            ("priority classes", self.classes.count()),
+            ("preemptors", self.room.preemptors.count()),
+            ("bound groups", self.room.bound_groups.count()),
+            ("pending", self.pods.pending.len()),
+            ("without a GPU", self.pods.without_gpu.len()),
+            ("fences of other processes", self.binding.other_fences.count()),
+            ("placements of other processes", self.binding.other_placements.count()),
+            ("gated", self.pods.gated.len()),
+            ("unreadable", self.pods.unreadable.len()),
+            ("start failures", self.pods.start_failures.len()),
+            ("binds", self.binding.binds.count()),
+            ("unseen binds", self.binding.unseen_binds.len()),
+            ("priority classes", self.pods.classes.count()),
             ("pods of teams", self.ledger.teams.count()),
-            ("moves", self.moves.count()),
-            ("edits", self.edits.count()),
-            ("written annotations", self.edits.written_count()),
+            ("moves", self.room.moves.count()),
+            ("edits", self.pods.edits.count()),
+            ("written annotations", self.pods.edits.written_count()),
             ("reasons", self.reasons.count()),
             ("effects", self.outbox.count()),
-            ("in flight", self.in_flight.count()),
+            ("in flight", self.binding.in_flight.count()),
             ("notices", self.notices.remembered()),
         ];
         self.ledger.entries().into_iter().chain(own).collect()
@@ -419,7 +392,10 @@ impl App {
     /// ledger alone.
     pub fn readiness(&self) -> Readiness {
         let readiness = self.ledger_readiness();
-        match readiness == Readiness::Ready && self.has_begun() && self.preemptors.has_earlier() {
+        match readiness == Readiness::Ready
+            && self.has_begun()
+            && self.room.preemptors.has_earlier()
+        {
             true => Readiness::NotListed,
             false => readiness,
         }
@@ -427,9 +403,9 @@ impl App {
 
     /// The room that earlier processes were making for pods that still wait.
     pub(crate) fn earlier_rooms(&self) -> Vec<(PodUid, RoomNote)> {
-        let earlier = self.preemptors.earlier().into_iter();
+        let earlier = self.room.preemptors.earlier().into_iter();
         let noted = earlier.filter_map(|uid| {
-            let note = self.pending.get(&uid)?.room_note.clone()?;
+            let note = self.pods.pending.get(&uid)?.room_note.clone()?;
             Some((uid, note))
         });
         noted.collect()
@@ -437,27 +413,16 @@ impl App {
 
     /// The same without that room.
     pub fn ledger_readiness(&self) -> Readiness {
-        let is_fenced = self.is_fenced() || mutated(Mutation::AnswersBeforeFence);
+        let is_fenced = self.lead.is_fenced() || mutated(Mutation::AnswersBeforeFence);
         if self.has_begun() && !is_fenced {
             return Readiness::NotListed;
         }
         self.ledger.readiness(self.clock.now())
     }
 
-    /// Notes that the process began to stop. From now on it posts no Binding, since another process
-    /// may allocate the same room.
-    pub fn set_stopping(&self) {
-        self.stopping.set();
-    }
-
-    /// Whether the process is stopping.
-    pub fn is_stopping(&self) -> bool {
-        self.stopping.is_set() && !mutated(Mutation::StopIgnored)
-    }
-
     /// Ends this long after the process began to stop.
     pub async fn stopped_for(&self, time: Duration) {
-        self.stopped().await;
+        self.lead.stopped().await;
         self.outside.sleep(time).await;
     }
 
@@ -473,64 +438,14 @@ impl App {
         writer.map(|writer| writer.term())
     }
 
-    /// Notes that no Binding of an earlier run can succeed any more.
-    pub fn set_fenced(&self) {
-        self.is_fenced.store(true, Ordering::Release);
-    }
-
-    /// Whether no Binding of an earlier run can succeed any more.
-    pub fn is_fenced(&self) -> bool {
-        self.is_fenced.load(Ordering::Acquire)
-    }
-
-    /// Notes whether the leader's Lease names this replica as one that knows all Bindings on their
-    /// way.
-    pub(crate) fn set_informed(&self, is_informed: bool) {
-        self.is_informed.store(is_informed, Ordering::Release);
-    }
-
-    /// Whether this replica could lead at once: it leads, or it knows what the leader knows.
-    pub fn is_informed(&self) -> bool {
-        self.leading.is_here() || !self.has_replicas() || self.is_informed.load(Ordering::Acquire)
-    }
-
-    /// Notes that this replica begins to lead.
-    pub(crate) fn set_leading(&self) {
-        self.leads_since.store(self.clock.now().millis(), Ordering::Release);
-        self.leading.set(Leader::Here);
-    }
-
     /// Whether this replica leads, and no other one can by now. A process that was frozen has not noticed yet that
     /// its term has ended: what it would answer may be old.
     pub fn leads(&self) -> bool {
-        if !mutated(Mutation::StaleAnswer) && self.leading.lapse(|| !self.writer.term().is_valid())
+        if !mutated(Mutation::StaleAnswer)
+            && self.lead.leading.lapse(|| !self.writer.term().is_valid())
         {
             tracing::warn!("the Lease was not renewed in time: nothing is answered until it is");
         }
-        self.leading.is_here()
-    }
-
-    /// When this replica began to lead.
-    pub fn leads_since(&self) -> Timestamp {
-        Timestamp::from_millis(self.leads_since.load(Ordering::Acquire))
-    }
-
-    /// Makes this replica hand over to another one, and then stop. Without others it stops at once.
-    pub fn leave(&self) {
-        self.leaving.set();
-        if !self.has_replicas() {
-            self.set_stopping();
-        }
-    }
-
-    /// Waits until the process begins to stop.
-    pub async fn stopped(&self) {
-        self.stopping.wait().await;
-    }
-
-    /// Waits until another replica leads after this one. This process knows nothing of its own then
-    /// that still holds: it is to start again.
-    pub async fn replaced(&self) {
-        self.replaced.wait().await;
+        self.lead.leading.is_here()
     }
 }

@@ -1,11 +1,17 @@
 //! Which replica acts. All replicas observe; one posts Bindings, requeues and evictions.
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::watch;
 
+use crate::shared::in_flight::Heard;
 use kube_api::write::leader_lease::LeaseName;
 use kube_api::write::target::PodKey;
+use runtime::step::news::Flag;
+use runtime::step::pulse::Pulse;
+use wire::mutation::{Mutation, mutated};
+use wire::units::Timestamp;
 
 /// The replica that acts, as this one knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +108,113 @@ impl Leading {
     /// For news about it.
     pub fn subscribe(&self) -> watch::Receiver<Leader> {
         self.0.subscribe()
+    }
+}
+
+/// Whether this process acts, and what it is asked to do about that.
+pub struct Lead {
+    /// This process among its replicas; `None` if there are no others.
+    pub replica: Option<Replica>,
+    pub leading: Leading,
+    /// What the leader says, while this replica follows.
+    pub heard: Heard,
+    /// Whether the process was frozen.
+    pub pulse: Pulse,
+    /// Whether the leader's Lease names this replica as one that knows all Bindings on their way.
+    is_informed: AtomicBool,
+    /// When this replica began to lead, in milliseconds on the clock.
+    since: AtomicU64,
+    /// Whether this replica is to hand over.
+    pub(crate) leaving: Flag,
+    /// Whether another replica leads after this one.
+    pub(crate) replaced: Flag,
+    /// Whether no Binding of an earlier run can succeed any more.
+    is_fenced: AtomicBool,
+    stopping: Flag,
+}
+
+impl Lead {
+    /// At the start of a process: one of several replicas does not lead yet.
+    pub fn new(replica: Option<Replica>) -> Self {
+        Self {
+            leading: Leading::new(replica.is_some()),
+            replica,
+            heard: Heard::default(),
+            pulse: Pulse::default(),
+            is_informed: AtomicBool::new(false),
+            since: AtomicU64::new(0),
+            leaving: Flag::default(),
+            replaced: Flag::default(),
+            is_fenced: AtomicBool::new(false),
+            stopping: Flag::default(),
+        }
+    }
+
+    /// Whether this process is one of several replicas.
+    pub(crate) fn has_replicas(&self) -> bool {
+        self.replica.is_some()
+    }
+
+    /// Notes that the process began to stop. From now on it posts no Binding, since another process
+    /// may allocate the same room.
+    pub fn set_stopping(&self) {
+        self.stopping.set();
+    }
+
+    /// Whether the process is stopping.
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.is_set() && !mutated(Mutation::StopIgnored)
+    }
+
+    /// Notes that no Binding of an earlier run can succeed any more.
+    pub fn set_fenced(&self) {
+        self.is_fenced.store(true, Ordering::Release);
+    }
+
+    /// Whether no Binding of an earlier run can succeed any more.
+    pub fn is_fenced(&self) -> bool {
+        self.is_fenced.load(Ordering::Acquire)
+    }
+
+    /// Notes whether the leader's Lease names this replica as one that knows all Bindings on their
+    /// way.
+    pub(crate) fn set_informed(&self, is_informed: bool) {
+        self.is_informed.store(is_informed, Ordering::Release);
+    }
+
+    /// Whether this replica could lead at once: it leads, or it knows what the leader knows.
+    pub fn is_informed(&self) -> bool {
+        self.leading.is_here() || !self.has_replicas() || self.is_informed.load(Ordering::Acquire)
+    }
+
+    /// Notes that this replica begins to lead now.
+    pub(crate) fn set_leading(&self, now: Timestamp) {
+        self.since.store(now.millis(), Ordering::Release);
+        self.leading.set(Leader::Here);
+    }
+
+    /// When this replica began to lead.
+    pub fn since(&self) -> Timestamp {
+        Timestamp::from_millis(self.since.load(Ordering::Acquire))
+    }
+
+    /// Makes this replica hand over to another one, and then stop. Without others it stops at once.
+    pub fn leave(&self) {
+        self.leaving.set();
+        if !self.has_replicas() {
+            self.set_stopping();
+        }
+    }
+
+    /// Waits until the process begins to stop.
+    pub async fn stopped(&self) {
+        self.stopping.wait().await;
+    }
+
+    /// Waits until another replica leads after this one. This process knows nothing of its own then
+    /// that still holds: it is to start again.
+    pub async fn replaced(&self) {
+        self.replaced.wait().await;
     }
 }
 

@@ -4,7 +4,7 @@
 //! answer of the API server, a time, or work on another thread. [`Outside::step`] takes in one event,
 //! runs every task as far as it gets, and returns the actions to carry out. It reads no clock and does
 //! no I/O, so a simulation that owns time, chance and the API server replays a run exactly. The runtime
-//! that carries actions out is [`kube_api::write::carry_out`].
+//! that carries actions out is `carry_out` of the crate `kube_api`.
 
 use std::collections::BTreeMap;
 use std::future::Future;

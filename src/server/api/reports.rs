@@ -40,7 +40,7 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
     if !app.ledger.is_listed() {
         return refuse(StatusCode::SERVICE_UNAVAILABLE, "nodes are not listed yet", None);
     }
-    if app.pulse.was_frozen(app.clock.now()) {
+    if app.lead.pulse.was_frozen(app.clock.now()) {
         let error = "gpupack was frozen, and the report may be older than that: send a new one";
         return refuse(StatusCode::SERVICE_UNAVAILABLE, error, None);
     }
@@ -122,7 +122,7 @@ fn of_this_term(app: &App, details: DetailsReport) -> DetailsReport {
 
 /// The term in which this replica gives orders to agents; `None` if it gives none.
 fn ordering_term(app: &App) -> Option<u64> {
-    let may = app.leads() && app.is_fenced() && app.readiness() == Readiness::Ready;
+    let may = app.leads() && app.lead.is_fenced() && app.readiness() == Readiness::Ready;
     app.acts_in().filter(|_| may)
 }
 
@@ -152,7 +152,7 @@ fn keep_promises(
     reported: Option<(u64, BTreeMap<PodUid, Vec<Spot>>)>,
     now: Timestamp,
 ) {
-    let own = app.acts_in().filter(|_| app.leads() && app.is_fenced());
+    let own = app.acts_in().filter(|_| app.leads() && app.lead.is_fenced());
     let earlier = reported.filter(|(term, _)| own.is_some_and(|own| own != *term));
     let Some((_, promises)) = earlier else { return };
     for (uid, spots) in &promises {

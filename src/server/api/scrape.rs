@@ -30,7 +30,7 @@ static SCRAPING: Mutex<()> = Mutex::new(());
 /// All families of the extender, as of now. A replica that does not lead has those about itself.
 pub(crate) fn text(app: &App) -> Vec<u8> {
     let _alone = SCRAPING.lock();
-    let is_leader = app.leading.is_here();
+    let is_leader = app.lead.leading.is_here();
     let nodes = service(app, is_leader);
     if !is_leader {
         return app.metrics.text_of_process();
@@ -159,7 +159,7 @@ pub(crate) fn devices(app: &App) -> Vec<u8> {
         ("gpupack_device_placeable", "1 where it may take tenants."),
     ]
     .map(|(name, help)| format!("# HELP {name} {help}\n# TYPE {name} gauge\n"));
-    if !app.leading.is_here() {
+    if !app.lead.leading.is_here() {
         return families.concat().into_bytes();
     }
     let mut labels = String::new();

@@ -356,7 +356,7 @@ pub(crate) async fn filter(State(service): State<Service>, ReadBody(body): ReadB
 /// the old one fail. Whether it is ready now, also if it has become so since the caller last looked.
 async fn is_ready_soon(service: &Service) -> bool {
     let app = &service.app;
-    while app.readiness() == Readiness::NotListed && app.leading.is_here() {
+    while app.readiness() == Readiness::NotListed && app.lead.leading.is_here() {
         if !service.early.may_wait(app.clock.precise()) {
             return false;
         }
@@ -518,7 +518,7 @@ pub(crate) async fn ready(State(service): State<Service>) -> Response {
     let app = &service.app;
     let refusal = app.outside.api_server().refuses();
     let cause = match app.readiness() {
-        Readiness::Ready if !app.is_informed() => {
+        Readiness::Ready if !app.lead.is_informed() => {
             "this replica does not know yet which Bindings the leader has posted\n".to_owned()
         }
         Readiness::Ready if refusal.is_some_and(|refusal| refusal.is_lasting()) => String::new(),
@@ -629,7 +629,7 @@ mod tests {
         TIME.set(Timestamp::from_millis(2_001));
         assert!(!is_ready_soon(&service).await, "calls have waited long enough");
         app.ledger.set_listed(app.clock.now());
-        app.set_fenced();
+        app.lead.set_fenced();
         assert!(is_ready_soon(&service).await, "it need not wait");
     }
 

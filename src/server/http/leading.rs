@@ -75,13 +75,13 @@ pub(crate) async fn by_leader(
 ) -> Response {
     let Door { app, port } = &door;
     request.extensions_mut().insert(CallArrival(app.clock.precise()));
-    let mut news = app.leading.subscribe();
+    let mut news = app.lead.leading.subscribe();
     if !app.leads() {
         door.until_leading(&mut news).await;
     }
     let is_bind = *port == Port::Verbs && request.uri().path() == "/v1/bind";
     // Before the look whether this replica leads: one that hands over waits for such calls.
-    let open = is_bind.then(|| app.binds.begin_call());
+    let open = is_bind.then(|| app.binding.binds.begin_call());
     if !app.leads() {
         if let Some(left_out) = LOGGED.admits(("not leading", port.label()), app.clock.precise()) {
             tracing::warn!(path = %request.uri().path(), left_out, "refused a call: this replica does not lead");

@@ -120,7 +120,7 @@ pub struct CertificateReport {
 pub async fn keeping(app: Arc<App>, keeper: Option<Keeper>) {
     let Some(mut keeper) = keeper else { return std::future::pending().await };
     loop {
-        let is_leader = app.leading.is_here() && !app.is_stopping();
+        let is_leader = app.lead.leading.is_here() && !app.lead.is_stopping();
         let role = if is_leader { Role::Writes } else { Role::Reads };
         if let Ok(report) = keeper.pass(role).await {
             app.metrics.set_certificates(times(&report));

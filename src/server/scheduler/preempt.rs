@@ -188,7 +188,7 @@ pub fn preempt(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     // A request that cannot be read counts as one for a GPU.
     match pod.request {
         Ok(None) => {
-            let kept = app.preemptors.nodes_above(pod.priority);
+            let kept = app.room.preemptors.nodes_above(pod.priority);
             let may_go = may_go(app, &pod);
             victims.retain(|node, on_node| {
                 !kept.contains(&NodeName::new(node.as_str()))
@@ -220,7 +220,7 @@ fn may_go<'a>(app: &'a App, pod: &SeenPod) -> impl Fn(&str) -> bool + 'a {
         let uid = PodUid::new(uid);
         let Some(held) = app.ledger.reservation(&uid) else { return is_known };
         // The watch may not have shown it bound yet.
-        let class = app.request_rules.workloads.of(&app.classes.class_of(&uid));
+        let class = app.request_rules.workloads.of(&app.pods.classes.class_of(&uid));
         let tenure =
             held.tenure.unwrap_or(Tenure { started_unix_seconds: now, ..Tenure::default() });
         let protection = tenure.protection.or_else(|| class?.protection);
@@ -236,7 +236,7 @@ fn note_plan(app: &App, pod: &SeenPod, victims: &BTreeMap<String, MetaVictims>) 
     let uid = &pod.pod.uid;
     let Some(query) = app.query(pod).filter(|_| app.config.preemption.enabled) else { return };
     // The watch may not show the pod yet. kube-scheduler does not call again before something changes.
-    if victims.is_empty() || !app.may_note(uid, Some(&query)) || app.preemptors.has(uid) {
+    if victims.is_empty() || !app.may_note(uid, Some(&query)) || app.room.preemptors.has(uid) {
         return;
     }
     let allowed = victims.iter().filter(|(_, on_node)| on_node.pdb_violations == 0);
@@ -248,7 +248,7 @@ fn note_plan(app: &App, pod: &SeenPod, victims: &BTreeMap<String, MetaVictims>) 
         (NodeName::new(node.as_str()), pods)
     });
     let plan: PlannedVictims = plan.filter(|(_, pods)| pods.len() <= MOST_VICTIMS_KEPT).collect();
-    app.preemptors.plan(uid, plan, app.is_shown_waiting(uid), app.clock.now());
+    app.room.preemptors.plan(uid, plan, app.is_shown_waiting(uid), app.clock.now());
 }
 
 #[cfg(test)]
@@ -339,7 +339,7 @@ mod tests {
         };
         assert_eq!(nodes(), Vec::<String>::new(), "it does not know all pods yet");
         app.ledger.set_listed(app.clock.now());
-        app.set_fenced();
+        app.lead.set_fenced();
         assert_eq!(nodes(), ["of-old", "of-other", "of-unknown"]);
     }
 
@@ -350,7 +350,7 @@ mod tests {
         let ledger = std::sync::Arc::new(ledger("A"));
         let app = App::alone(ledger, config.unwrap(), Clock::start());
         app.ledger.set_listed(app.clock.now());
-        app.set_fenced();
+        app.lead.set_fenced();
         for name in ["n/own", "other/pod"] {
             app.ledger.see_pod(&bound(name, "n", "A", 100_000), app.clock.now());
         }

@@ -80,7 +80,7 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     if let Err(error) = &pod.request {
         app.metrics.refused_request();
         // An event on the pod needs what the watch shows: a caller may describe any pod.
-        let shown = app.pending.get(&pod.pod.uid).map(|shown| Arc::clone(&shown));
+        let shown = app.pods.pending.get(&pod.pod.uid).map(|shown| Arc::clone(&shown));
         if let Some(shown) = shown
             && let Err(error) = &shown.request
         {
@@ -136,17 +136,22 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
 fn without_gpu(app: &App, pod: &SeenPod, names: &[&str]) -> Vec<Option<Rejection>> {
     let mut answers = vec![None; names.len()];
     if app.ledger.standing_count() > 0 && app.is_ours(pod) {
-        let kept = app.preemptors.nodes_above(pod.priority);
+        let kept = app.room.preemptors.nodes_above(pod.priority);
         for (answer, name) in answers.iter_mut().zip(names) {
             let is_kept = kept.contains(&NodeName::new(*name));
             let is_taken = is_kept && app.ledger.takes_kept_host(name, pod.host);
             *answer = is_taken.then_some(Rejection::HostKept);
         }
-        if app.without_gpu.contains(&pod.pod.uid) {
+        if app.pods.without_gpu.contains(&pod.pod.uid) {
             let refused = names.iter().zip(&answers).filter(|(_, rejection)| rejection.is_some());
             let nodes = refused.map(|(name, _)| NodeName::new(*name)).collect();
             let (host, priority) = (pod.host, pod.priority);
-            app.preemptors.refuse_host(HostRefused { pod: pod.pod.clone(), priority, host, nodes });
+            app.room.preemptors.refuse_host(HostRefused {
+                pod: pod.pod.clone(),
+                priority,
+                host,
+                nodes,
+            });
         }
     }
     answers
@@ -189,7 +194,7 @@ fn rejections(
     let uid = &pod.pod.uid;
     match waits_for {
         Some(Rejection::RoomElsewhere) => {
-            let own = app.preemptors.node(uid);
+            let own = app.room.preemptors.node(uid);
             let own = own.as_ref().map(NodeName::as_str);
             let answers = names.iter().map(|name| match own == Some(*name) {
                 true => Some(Rejection::RoomHere),
@@ -313,7 +318,7 @@ fn note_passed<'a>(
 ) {
     let uid = &pod.pod.uid;
     if app.is_ours(pod) && app.may_note(uid, query) {
-        app.passed.pass(uid, nodes, app.is_shown_waiting(uid), app.clock.now());
+        app.binding.passed.pass(uid, nodes, app.is_shown_waiting(uid), app.clock.now());
     }
 }
 
@@ -330,7 +335,7 @@ fn hold(app: &App, uid: &PodUid, node: &str, query: &PlacementRequest, now: Time
     if !app.may_note(uid, Some(query)) {
         return;
     }
-    app.passed.hold_later(uid, node);
+    app.binding.passed.hold_later(uid, node);
     if app.is_known_to_wait(uid, query) {
         // The watch has shown it meanwhile.
         app.outbox.push(app.ledger.hold(uid, node, query, now));

@@ -47,13 +47,13 @@ pub fn explain_named(
     }
     let pod = format!("{namespace}/{name}");
     let gated =
-        app.gated.iter().find(|gated| *gated.pod.name == *pod).map(|gated| Arc::clone(&gated));
+        app.pods.gated.iter().find(|gated| *gated.pod.name == *pod).map(|gated| Arc::clone(&gated));
     let gated = gated.and_then(|gated| Some(App::waiting_pod(&gated, app.query(&gated)?)));
     let gated = gated.map(|gated| WaitingState::without_call(gated, app.clock.now()));
     if let Some(waiting) = gated.or_else(|| app.waiting.named(namespace, name)) {
         return Some(explain(app, &waiting, viewer));
     }
-    let refused = app.pending.iter().chain(app.gated.iter()).find_map(|pending| {
+    let refused = app.pods.pending.iter().chain(app.pods.gated.iter()).find_map(|pending| {
         let is_named = *pending.pod.name == *pod;
         pending.request.as_ref().err().filter(|_| is_named).map(ToString::to_string)
     });
@@ -66,7 +66,7 @@ pub fn explain_named(
             ..Explanation::default()
         });
     }
-    let unreadable = app.unreadable.iter().find(|seen| *seen.pod.name == *pod);
+    let unreadable = app.pods.unreadable.iter().find(|seen| *seen.pod.name == *pod);
     let unreadable = unreadable.map(|seen| Arc::clone(&seen));
     let nodes = app.ledger.nodes();
     let held = nodes.iter().find_map(|node| {
@@ -74,7 +74,7 @@ pub fn explain_named(
     });
     let Some((node, held)) = held else { return explain_unplaced(&*unreadable?) };
     let is_over = app.ledger.teams.over_quota().pods.contains(&held.pod.uid);
-    let failure = app.start_failures.get(&held.pod.uid).map(|failure| failure.clone());
+    let failure = app.pods.start_failures.get(&held.pod.uid).map(|failure| failure.clone());
     let devices: Vec<&str> =
         held.placement.devices.iter().map(|device| device.id.as_str()).collect();
     Some(Explanation {

@@ -144,7 +144,11 @@ fn count(devices: usize) -> u32 {
 /// The pods on a node, by UID, those without a GPU last.
 pub(crate) fn on(app: &App, node: &NodeState) -> impl Iterator<Item = Pod> {
     let placed = node.reservations().values().map(|held| Pod {
-        start_failure: app.start_failures.get(&held.pod.uid).map(|failure| failure.to_string()),
+        start_failure: app
+            .pods
+            .start_failures
+            .get(&held.pod.uid)
+            .map(|failure| failure.to_string()),
         ..placed(node, held)
     });
     let others = node.others().iter().map(|(uid, other)| Pod {

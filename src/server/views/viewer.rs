@@ -93,6 +93,10 @@ pub(crate) fn namespaces(app: &App) -> BTreeSet<String> {
         node.reservations().values().for_each(|held| see(held.pod.namespace()));
     });
     app.waiting.look_at_each(|state| see(&state.waiting.namespace));
-    app.pending.iter().chain(app.gated.iter()).for_each(|pending| see(&pending.namespace));
+    app.pods
+        .pending
+        .iter()
+        .chain(app.pods.gated.iter())
+        .for_each(|pending| see(&pending.namespace));
     found
 }

@@ -117,7 +117,7 @@ pub fn waiting(app: &App, query: &WaitingQuery, viewer: &Viewer) -> WaitingPodLi
     let now = app.api_seconds();
     let mut pods: Vec<waiting::WaitingPod> = Vec::new();
     let mut gated: Vec<WaitingPod> = Vec::new();
-    let pending = app.pending.iter().chain(app.gated.iter());
+    let pending = app.pods.pending.iter().chain(app.pods.gated.iter());
     for pending in pending.filter(|pending| is_wanted(&pending.namespace)) {
         match &pending.request {
             Err(fault) => pods.push(refused_request(&pending, fault, now)),

@@ -39,7 +39,7 @@ fn extender() -> App {
         app.ledger.see_node(&NodeName::new(node), host, PoolName::new(node));
     }
     app.ledger.set_listed(now);
-    app.set_fenced();
+    app.lead.set_fenced();
     for (node, model, memory) in nodes {
         let id = format!("GPU-{node}-0");
         let device = json!({"id": id, "index": 0, "model": model, "memoryMib": memory,

@@ -67,7 +67,7 @@ impl Extender {
         ledger.see_node(&NodeName::new("n"), HostAmount::ZERO, PoolName::new(""));
         ledger.set_listed(clock.now());
         let app = Arc::new(App::alone(ledger, config, clock));
-        app.set_fenced();
+        app.lead.set_fenced();
         let router = router(Service::new(Arc::clone(&app), Arc::new(|_| Ok(()))));
         let threads =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();

@@ -40,7 +40,7 @@ impl Bed {
     /// of one.
     pub(crate) async fn new(fake: &Fake) -> Self {
         let bed = Self::starting(fake, Config::default(), json!({"gpu-fraction": "0.5"})).await;
-        bed.app.set_fenced();
+        bed.app.lead.set_fenced();
         bed.watch(fake);
         bed
     }
@@ -59,7 +59,7 @@ impl Bed {
              "reservedMib": 0, "kind": "Gpu", "healthy": true}]);
         let asks = json!({"gpu-fraction": "0.5"});
         let bed = Self::made(fake, (Config::default(), clock), asks, &gpu).await;
-        bed.app.set_fenced();
+        bed.app.lead.set_fenced();
         Self { notices: None, ..bed }
     }
 
@@ -67,7 +67,7 @@ impl Bed {
     pub(crate) async fn with(fake: &Fake, config: Config, inventory: &Value) -> Self {
         let asks = json!({"gpu-fraction": "0.5"});
         let bed = Self::made(fake, (config, Clock::start()), asks, inventory).await;
-        bed.app.set_fenced();
+        bed.app.lead.set_fenced();
         bed.watch(fake);
         Self { notices: None, ..bed }
     }
@@ -198,7 +198,7 @@ async fn a_later_call_first_settles_the_undecided_earlier_one() {
     let query = bed.app.query(&pod).unwrap();
     let placement = bed.app.ledger.reserve(&pod.pod, "n1", &query, bed.app.clock.now()).unwrap();
     let target = BindTarget::new(&pod, &placement, &ClientLimits::default()).unwrap();
-    let mut turn = bed.app.binds.take(&pod.pod.uid).await;
+    let mut turn = bed.app.binding.binds.take(&pod.pod.uid).await;
     *turn.on_its_way = Some(target);
     drop(turn);
     assert!(bed.bind().await.contains("code 403"));
@@ -214,9 +214,9 @@ async fn a_rejected_bind_frees_its_room() {
     let bed = Bed::new(&fake).await;
     assert!(bed.bind().await.contains("code 403"));
     assert_eq!((bed.state(), node(&fake)), (None, None));
-    assert_eq!(bed.app.edits.written_count(), 0, "nothing is written on it");
+    assert_eq!(bed.app.pods.edits.written_count(), 0, "nothing is written on it");
     assert_eq!(bed.bind().await, "");
-    assert_eq!(bed.app.edits.written_count(), 1);
+    assert_eq!(bed.app.pods.edits.written_count(), 1);
     assert_eq!(bed.state(), Some(ReservationState::Confirmed));
 }
 
@@ -230,7 +230,7 @@ async fn an_undecided_bind_continues_after_its_caller_disconnects() {
         let hangs_up = Duration::from_millis(300);
         let answer = tokio::time::timeout(hangs_up, bed.bind()).await;
         assert!(answer.is_err(), "undecided is not an answer: {answer:?}");
-        assert!(bed.app.binds.abandoned().is_empty(), "it is seen to");
+        assert!(bed.app.binding.binds.abandoned().is_empty(), "it is seen to");
         settle_abandoned(&bed.app).await;
         assert!(matches!(bed.state(), Some(ReservationState::Assumed { .. })), "{fault:?}");
         fake.bed(|bed| bed.on_read.clear());
@@ -267,7 +267,7 @@ async fn no_binding_is_posted_after_the_caller_may_have_timed_out() {
     let fake = Fake::with_pod().on_bind(Fault::Answer(503));
     fake.bed(|bed| bed.on_read.push_back(Fault::Answer(500)));
     let bed = Bed::starting(&fake, impatient(), json!({"gpu-fraction": "0.5"})).await;
-    bed.app.set_fenced();
+    bed.app.lead.set_fenced();
     bed.watch(&fake);
     let (first, second) = tokio::join!(bed.bind(), bed.bind());
     for error in [first, second] {
@@ -283,7 +283,7 @@ async fn binds_waiting_for_an_undecided_pod_displace_no_other_bind() {
     let fake = Fake::with_pod().on_bind(Fault::Answer(503));
     fake.bed(|bed| bed.on_read.extend([Fault::Answer(500); 1_000]));
     let bed = Bed::starting(&fake, impatient(), json!({"gpu-fraction": "0.5"})).await;
-    bed.app.set_fenced();
+    bed.app.lead.set_fenced();
     bed.watch(&fake);
     let mut other = pod_of(&fake);
     other["metadata"]["uid"] = "u2".into();
@@ -322,7 +322,7 @@ async fn abandoned_bindings_are_settled_in_parallel() {
     };
     for uid in 0..32 {
         let target = target(uid);
-        let mut turn = bed.app.binds.take(target.uid()).await;
+        let mut turn = bed.app.binding.binds.take(target.uid()).await;
         *turn.on_its_way = Some(target);
     }
     fake.bed(|bed| bed.on_read.extend([Fault::SilentAfterCommit; 32]));
@@ -334,9 +334,9 @@ async fn abandoned_bindings_are_settled_in_parallel() {
         "one after the other they would take {:?}: {took:?}",
         TIMEOUT * 32
     );
-    assert_eq!(bed.app.binds.abandoned().len(), 32, "none was settled");
+    assert_eq!(bed.app.binding.binds.abandoned().len(), 32, "none was settled");
     settle_abandoned(&bed.app).await;
-    assert_eq!(bed.app.binds.abandoned().len(), 0);
+    assert_eq!(bed.app.binding.binds.abandoned().len(), 0);
 }
 
 #[tokio::test]
@@ -354,7 +354,7 @@ async fn a_reservation_of_a_dead_bind_is_settled() {
             // It is still on its way.
             fake.bed(|bed| bed.after_fence.push(other_binding("u1")));
         }
-        let turn = bed.app.binds.take(&pod.pod.uid).await;
+        let turn = bed.app.binding.binds.take(&pod.pod.uid).await;
         settle_abandoned(&bed.app).await;
         assert!(matches!(bed.state(), Some(ReservationState::Assumed { .. })), "a bind goes on");
         drop(turn);
@@ -401,7 +401,7 @@ async fn a_pod_that_bind_finds_bound_is_taken_in_if_the_watch_has_shown_it() {
         for is_shown in [true, false] {
             let fake = Fake::with_pod();
             let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.5"})).await;
-            bed.app.set_fenced();
+            bed.app.lead.set_fenced();
             if is_shown {
                 fake.bed(|bed| bed.pod.as_mut().unwrap().gates = &["example.com/gate"]);
                 bed.watch(&fake);
@@ -425,7 +425,7 @@ async fn a_pod_that_bind_finds_bound_is_taken_in_if_the_watch_has_shown_it() {
 async fn a_pod_being_bound_still_fits_where_its_room_is_held() {
     let fake = Fake::with_pod();
     let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.6"})).await;
-    bed.app.set_fenced();
+    bed.app.lead.set_fenced();
     bed.watch(&fake);
     let pod = SeenPod::from_json(&pod_of(&fake).to_string()).unwrap();
     let query = bed.app.query(&pod).unwrap();
@@ -444,7 +444,7 @@ async fn a_pod_being_bound_still_fits_where_its_room_is_held() {
 async fn only_gpupack_pods_are_bound_and_only_where_filter_passed_them() {
     let fake = Fake::with_pod();
     let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.5"})).await;
-    bed.app.set_fenced();
+    bed.app.lead.set_fenced();
     let forged = pod_of(&fake);
     fake.bed(|bed| bed.pod.as_mut().unwrap().scheduler = "default-scheduler");
     assert_eq!(bed.filter(&forged).await, json!(["n1"]));
@@ -461,7 +461,7 @@ async fn only_gpupack_pods_are_bound_and_only_where_filter_passed_them() {
 async fn room_is_held_only_for_pods_that_the_watch_shows() {
     let fake = Fake::with_pod();
     let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.6"})).await;
-    bed.app.set_fenced();
+    bed.app.lead.set_fenced();
     let real = pod_of(&fake);
     for number in 0..160 {
         let mut forged = real.clone();
@@ -522,7 +522,7 @@ async fn driver_and_mps_limit_a_pod_to_its_request_and_ignore_its_limit() {
         let config = Config::from_yaml(&format!("webhook: {{memory_limit: {by}}}")).unwrap();
         let asks = json!({"gpu-fraction": "0.5", "gpu-fraction.limit": "1"});
         let bed = Bed::starting(&fake, config, asks).await;
-        bed.app.set_fenced();
+        bed.app.lead.set_fenced();
         bed.watch(&fake);
         assert_eq!(bed.bind().await, "");
         let all = fake.bed(|bed| bed.pod.as_ref().unwrap().annotations.clone());

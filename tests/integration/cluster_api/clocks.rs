@@ -128,7 +128,7 @@ impl Bed {
             self.show();
         }
         self.process.watch.take(WatchEvent::ListEnds);
-        self.process.app.set_fenced();
+        self.process.app.lead.set_fenced();
         if self.created.is_some() {
             self.filter();
         }

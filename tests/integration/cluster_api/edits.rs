@@ -186,7 +186,7 @@ async fn what_a_later_process_wrote_stays_until_that_process_is_gone() {
         "reservedMib": 0, "kind": "Gpu", "healthy": true}]);
     let made = (Config::default(), Clock::started_ago(GONE_AFTER));
     let bed = Bed::made(&fake, made, json!({"gpu-fraction": "0.5"}), &gpu).await;
-    bed.app.set_fenced();
+    bed.app.lead.set_fenced();
     let (bed, _stop) = run(bed).await;
     let ours = annotations(&fake);
     edit(&fake, |all| {
@@ -194,17 +194,17 @@ async fn what_a_later_process_wrote_stays_until_that_process_is_gone() {
         all.insert(FENCE.to_owned(), "ffffffffff-1 placement".to_owned());
     });
     bed.app.outbox.push(bed.app.ledger.see_pod(&fact(&fake), bed.app.clock.now()));
-    until("it wanted to write", || bed.app.other_placements.count() == 1).await;
+    until("it wanted to write", || bed.app.binding.other_placements.count() == 1).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_ne!(annotations(&fake), ours, "it may live");
     let (uid, fence) =
         (PodUid::new("u1"), SeenPod::from_json(&pod_of(&fake).to_string()).unwrap().fence);
-    bed.app.other_placements.forget(&uid);
+    bed.app.binding.other_placements.forget(&uid);
     let at = Timestamp::from_millis(bed.app.clock.now().millis() - 300_000);
-    bed.app.other_placements.see(&uid, fence, at);
+    bed.app.binding.other_placements.see(&uid, fence, at);
     until("written back", || annotations(&fake) == ours).await;
     bed.app.pod_ended(&uid);
-    assert_eq!(bed.app.other_placements.count(), 0);
+    assert_eq!(bed.app.binding.other_placements.count(), 0);
 }
 
 #[tokio::test]
@@ -225,7 +225,7 @@ async fn limiting(fake: &Fake, memory_limit: &str) -> Bed {
     let config = format!("webhook: {{memory_limit: {memory_limit}}}");
     let config = Config::from_yaml(&config).unwrap();
     let bed = Bed::starting(fake, config, json!({"gpu-fraction": "0.5"})).await;
-    bed.app.set_fenced();
+    bed.app.lead.set_fenced();
     bed.watch(fake);
     bed
 }
@@ -297,11 +297,11 @@ async fn after_a_start_the_first_limits_that_are_read_count() {
     // It started long before: both do so within a second here.
     edit(&fake, |all| drop(all.insert(FENCE.to_owned(), "1-1 bind".into())));
     let bed = Bed::starting(&fake, Config::default(), json!({})).await;
-    bed.app.set_fenced();
+    bed.app.lead.set_fenced();
     let (_stop, stopped) = tokio::sync::watch::channel(false);
     tokio::spawn(background::run(Arc::clone(&bed.app), stopped));
     assert_eq!(show(&bed, &fake).as_deref(), Some("0"));
-    assert_eq!(bed.app.edits.written_count(), 1);
+    assert_eq!(bed.app.pods.edits.written_count(), 1);
     edit(&fake, |all| drop(all.insert(DRIVER_MEMORY.to_owned(), "23034".into())));
     assert_eq!(show(&bed, &fake).as_deref(), Some("1"));
     until("written back", || annotations(&fake) == ours).await;
@@ -309,7 +309,7 @@ async fn after_a_start_the_first_limits_that_are_read_count() {
     let fence = fake.bed(|bed| bed.pod.as_ref().unwrap().annotations[FENCE].clone());
     assert!(fence.ends_with(" placed"), "{fence}");
     bed.app.pod_ended(&PodUid::new("u1"));
-    assert_eq!(bed.app.edits.written_count(), 0);
+    assert_eq!(bed.app.pods.edits.written_count(), 0);
 }
 
 /// The Binding of another process to half of `device`, with this limit of the driver.

@@ -90,7 +90,7 @@ async fn room_is_not_held_forever_for_a_pod_that_is_never_bound() {
 async fn a_pod_without_gpu_is_bound_where_it_passed_despite_other_calls() {
     let fake = Fake::with_pod();
     let bed = Bed::starting(&fake, Config::default(), json!({})).await;
-    bed.app.set_fenced();
+    bed.app.lead.set_fenced();
     bed.watch(&fake);
     let body = json!({"Pod": pod_of(&fake), "NodeNames": ["n2"]});
     bed.send("POST", "/v1/filter", &body).await;
@@ -134,7 +134,7 @@ async fn forged_pods_are_not_requeued_reported_or_learned() {
 async fn calls_before_the_watch_shows_the_pod_count_once_it_does() {
     let fake = Fake::with_pod();
     let bed = Bed::starting(&fake, Config::default(), json!({"gpu-memory": "99999"})).await;
-    bed.app.set_fenced();
+    bed.app.lead.set_fenced();
     assert_eq!(bed.filter(&pod_of(&fake)).await, json!([]));
     let mix = bed.app.entries()["mix"];
     assert_eq!((bed.app.waiting.refused_count(), bed.app.waiting.count()), (0, 1));
@@ -147,7 +147,7 @@ async fn calls_before_the_watch_shows_the_pod_count_once_it_does() {
 async fn a_rejection_counts_once_the_watch_shows_the_new_gpu_request() {
     let fake = Fake::with_pod();
     let bed = Bed::starting(&fake, Config::default(), json!({})).await;
-    bed.app.set_fenced();
+    bed.app.lead.set_fenced();
     bed.watch(&fake);
     let without = SeenPod::from_json(&pod_of(&fake).to_string()).unwrap();
     fake.bed(|bed| {
@@ -170,7 +170,7 @@ async fn a_rejection_counts_once_the_watch_shows_the_new_gpu_request() {
 async fn a_rejection_counts_once_the_watch_shows_the_corrected_request() {
     let fake = Fake::with_pod();
     let bed = Bed::starting(&fake, Config::default(), json!({"gpu-memory": "much"})).await;
-    bed.app.set_fenced();
+    bed.app.lead.set_fenced();
     bed.watch(&fake);
     let set = |memory: &str| {
         fake.bed(|bed| {
@@ -209,7 +209,7 @@ async fn a_rejected_request_is_reported_once_the_watch_shows_the_pod() {
 async fn bind_of_an_unknown_pod_reads_nothing_unless_filter_passed_it() {
     let fake = Fake::with_pod();
     let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.5"})).await;
-    bed.app.set_fenced();
+    bed.app.lead.set_fenced();
     bed.filter(&pod_of(&fake)).await;
     let error = bed.bind_to("n2").await;
     assert!(error.contains("filter did not pass the pod"), "{error}");
@@ -223,7 +223,7 @@ async fn binds_of_unknown_pods_delay_no_other_bind() {
         let fake = Fake::with_pod();
         fake.bed(|bed| bed.pod.as_mut().unwrap().gates = gates);
         let bed = Bed::starting(&fake, Config::default(), asks).await;
-        bed.app.set_fenced();
+        bed.app.lead.set_fenced();
         bed.watch(&fake);
         fake.bed(|bed| bed.pod.as_mut().unwrap().gates = &[]); // the watch is late
         let made_up = (0..500).map(|at| {
@@ -253,11 +253,11 @@ async fn binds_of_unknown_pods_delay_no_other_bind() {
 async fn forged_pods_displace_no_passed_pod_without_gpu() {
     let fake = Fake::with_pod();
     let bed = Bed::starting(&fake, Config::default(), json!({})).await;
-    bed.app.set_fenced();
+    bed.app.lead.set_fenced();
     bed.watch(&fake);
     let real = pod_of(&fake);
     bed.filter(&real).await;
-    let verdict = || bed.app.passed.verdict(&PodUid::new("u1"), "n1", bed.app.clock.now());
+    let verdict = || bed.app.binding.passed.verdict(&PodUid::new("u1"), "n1", bed.app.clock.now());
     assert_eq!(verdict(), Verdict::Passed);
     for number in 0..4_100 {
         let mut pod = real.clone();

@@ -148,7 +148,7 @@ impl Bed {
         bed.watch.take(WatchEvent::ListEnds);
         bed.app.ledger.set_listed(bed.app.clock.now());
         bed.report();
-        bed.app.set_fenced();
+        bed.app.lead.set_fenced();
         bed
     }
 
@@ -420,7 +420,7 @@ fn a_guest_that_runs_stays_when_another_of_its_containers_fails() {
         "state": {"waiting": waiting}});
     bed.pod["status"]["containerStatuses"].as_array_mut().unwrap().push(beside);
     bed.show();
-    assert!(bed.app.start_failures.contains_key(&PodUid::new("guest")));
+    assert!(bed.app.pods.start_failures.contains_key(&PodUid::new("guest")));
     bed.pass(20);
     assert_eq!((bed.departure(), bed.resizes), (Departure::Stays, 0));
 }

@@ -115,7 +115,7 @@ async fn a_pod_that_ends_before_the_watch_shows_it_bound_leaves_no_state() {
     let (uid, app) = (PodUid::new("u1"), &bed.app);
     let tables = ["waiting", "pending", "binds", "unseen binds", "written annotations"];
     let kept = || tables.map(|table| app.entries()[table]);
-    let verdict = || app.passed.verdict(&uid, "n1", app.clock.now());
+    let verdict = || app.binding.passed.verdict(&uid, "n1", app.clock.now());
     bed.filter(&pod_of(&fake)).await;
     assert_eq!(kept(), [1, 1, 0, 0, 0]);
     assert_eq!(bed.bind().await, "");

@@ -103,7 +103,7 @@ impl Bed {
             watch.take(WatchEvent::Seen(SeenPod::from_json(&pod.to_string()).unwrap()));
         }
         watch.take(WatchEvent::ListEnds);
-        bed.app.set_fenced();
+        bed.app.lead.set_fenced();
         let call = json!({"Pod": pods[2], "Nodes": null, "NodeNames": ["n1"]}).to_string();
         let answer: Value =
             serde_json::from_slice(&verbs::filter(&bed.app, call.as_bytes()).unwrap().0).unwrap();
@@ -179,12 +179,12 @@ fn none_is_evicted_for_a_pod_whose_team_lost_what_is_guaranteed_to_it_since_that
     bed.pass(1_500);
     bed.evicted.sort();
     assert_eq!(bed.evicted, ["lesser", "owed"]);
-    assert!(bed.app.preemptors.is_asked(&important));
+    assert!(bed.app.room.preemptors.is_asked(&important));
     let mut bed = Bed::new(true);
     bed.pass(1_500);
     assert!(!bed.has_rival, "the note of the room was written");
     assert_eq!(bed.evicted, [""; 0]);
-    assert!(!bed.app.preemptors.is_asked(&important), "no other room relies on it");
+    assert!(!bed.app.room.preemptors.is_asked(&important), "no other room relies on it");
     bed.pass(10_000);
     assert_eq!(bed.evicted, [""; 0]);
 }

@@ -78,7 +78,7 @@ async fn bed(fake: &Fake) -> (Bed, Agent) {
     let config = Config::from_yaml(CONFIG).unwrap();
     let asks = json!({"gpu-memory": "9000", "gpupack.dev/isolation": "hardware"});
     let bed = Bed::made(fake, (config, Clock::start()), asks, &inventory(&[])).await;
-    bed.app.set_fenced();
+    bed.app.lead.set_fenced();
     bed.watch(fake);
     (bed, Agent::new())
 }
@@ -266,8 +266,8 @@ async fn an_instance_that_may_be_newer_than_the_last_report_stays_written() {
         see(&bed, &fake);
         if was_frozen {
             let now = bed.app.clock.now();
-            bed.app.pulse.tick(now);
-            bed.app.pulse.tick(now.plus(Duration::from_secs(60)));
+            bed.app.lead.pulse.tick(now);
+            bed.app.lead.pulse.tick(now.plus(Duration::from_secs(60)));
         }
         let edit = |key: &str, to: &str| {
             fake.bed(|bed| {
@@ -394,7 +394,7 @@ async fn a_model_without_a_table_is_divided_by_the_list_of_its_agent() {
     let asks = json!({"gpu-fraction": "0.25", "gpupack.dev/isolation": "hardware"});
     let start = unlisted(COUNTED, &[]);
     let bed = Bed::made(&fake, (config, Clock::start()), asks, &start).await;
-    bed.app.set_fenced();
+    bed.app.lead.set_fenced();
     bed.watch(&fake);
     let mut agent = Agent::new();
     bed.app.ledger.tick(bed.app.clock.now());
@@ -490,7 +490,7 @@ async fn an_instance_of_others_that_is_destroyed_under_a_pod_stays_allocated_to_
     let asks = json!({"gpu-memory": "9000", "gpupack.dev/isolation": "hardware"});
     let there = inventory(&[("MIG-1", "2g.12gb", 0, 2)]);
     let mut bed = Bed::made(&fake, (Config::default(), Clock::start()), asks, &there).await;
-    bed.app.set_fenced();
+    bed.app.lead.set_fenced();
     bed.watch(&fake);
     let mut agent = Agent::new();
     assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));

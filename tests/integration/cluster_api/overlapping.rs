@@ -30,7 +30,7 @@ const LATER: &str = "ffffffffff-1 start-1";
 
 async fn ready(fake: &Fake) -> Bed {
     let bed = Bed::starting(fake, Config::default(), json!({"gpu-fraction": "0.5"})).await;
-    bed.app.set_fenced();
+    bed.app.lead.set_fenced();
     bed.watch(fake);
     bed
 }
@@ -39,7 +39,7 @@ async fn ready(fake: &Fake) -> Bed {
 async fn a_stopping_process_posts_no_binding() {
     let fake = Fake::with_pod();
     let bed = ready(&fake).await;
-    bed.app.set_stopping();
+    bed.app.lead.set_stopping();
     assert_eq!(bed.bind().await, "gpupack is stopping");
     assert_eq!((requests(&fake, "/binding"), bed.state()), (0, None));
     // In the middle of a bind: the first Binding did not land.
@@ -50,7 +50,7 @@ async fn a_stopping_process_posts_no_binding() {
         while requests(&fake, "/binding") == 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        bed.app.set_stopping();
+        bed.app.lead.set_stopping();
     };
     let (error, ()) = tokio::join!(bed.bind(), stop);
     assert_eq!(error, "gpupack is stopping");
@@ -67,7 +67,7 @@ async fn an_undecided_bind_does_not_delay_shutdown() {
         while requests(&fake, "GET") == 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        bed.app.set_stopping();
+        bed.app.lead.set_stopping();
         bed.app.clock.precise()
     };
     let answer = async {
@@ -151,7 +151,7 @@ async fn a_pod_of_a_later_ended_process_is_taken_over() {
         let clock = Clock::started_ago(GONE_AFTER);
         let bed = Bed::with_clock(&fake, clock).await;
         let shown = SeenPod::from_json(&pod_of(&fake).to_string()).unwrap();
-        bed.app.other_fences.see(&shown.pod.uid, shown.fence, Timestamp::START);
+        bed.app.binding.other_fences.see(&shown.pod.uid, shown.fence, Timestamp::START);
         fenced_again.into_iter().for_each(set_fence);
         bed.watch(&fake);
         let error = bed.bind().await;
@@ -217,7 +217,7 @@ async fn a_requeue_waits_for_the_end_of_a_later_process_and_no_longer() {
     // It was seen so long ago that its process is gone three seconds from now.
     let (app, pod) = (&bed.app, SeenPod::from_json(&pod_of(&fake).to_string()).unwrap());
     let at = Timestamp::from_millis(app.clock.now().millis() + 3_000 - 300_000);
-    app.other_fences.see(&pod.pod.uid, pod.fence, at);
+    app.binding.other_fences.see(&pod.pod.uid, pod.fence, at);
     bed.watch(&fake);
     refuse_and_free(&bed, &pod);
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -267,7 +267,7 @@ async fn a_stopping_process_requeues_no_pod() {
     let running = tokio::spawn(background::run(Arc::clone(&bed.app), stopped));
     until_ready(&bed).await;
     bed.watch(&fake);
-    bed.app.set_stopping();
+    bed.app.lead.set_stopping();
     refuse_and_free(&bed, &SeenPod::from_json(&pod_of(&fake).to_string()).unwrap());
     let failed = r#"gpupack_requeues_total{result="failed"} 1"#;
     let ended = async {

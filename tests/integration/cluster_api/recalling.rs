@@ -84,7 +84,7 @@ fn step(holds: &mut StandingHolds, bed: &Bed) -> BTreeSet<PodUid> {
     let (app, at_most) = (&bed.app, Share::WHOLE);
     let preemption = PreemptionConfig { enabled: false, ..PreemptionConfig::default() };
     let rules = StandingRules { after: Duration::from_secs(1), at_most, preemption };
-    let facts = (&app.waiting, &app.preemptors, &*app.ledger, &app.bound_groups);
+    let facts = (&app.waiting, &app.room.preemptors, &*app.ledger, &app.room.bound_groups);
     holds.step(facts, rules, (app.clock.now(), 1_000_000));
     kept(bed)
 }

@@ -104,7 +104,7 @@ impl Bed {
 
     /// A list of pods, which has none.
     fn list(&self) {
-        self.app.lists.complete(self.app.lists.begin());
+        self.app.pods.lists.complete(self.app.pods.lists.begin());
     }
 
     /// The first report of an agent run.
@@ -149,7 +149,7 @@ impl Bed {
             self.time.set(now);
             let app = Arc::clone(&self.app);
             carry_out(&app, now, |request| self.answer(request));
-            if self.app.lists.is_wanted() && self.app.leading.is_here() {
+            if self.app.pods.lists.is_wanted() && self.app.lead.leading.is_here() {
                 self.list();
             }
         }
@@ -197,7 +197,7 @@ impl Bed {
     fn takes_over(&mut self) -> Vec<&'static str> {
         assert_eq!(self.free(), NODES);
         self.pass(4_500);
-        assert!(self.app.leading.is_here());
+        assert!(self.app.lead.leading.is_here());
         assert_eq!(self.app.readiness(), Readiness::Ready);
         self.free()
     }
@@ -234,13 +234,13 @@ fn a_limit_that_the_leader_lowers_is_no_edit_for_a_follower() {
     }
     assert!(bed.app.ledger.reservation(&PodUid::new("u1")).is_some());
     watch.take(limited("0=11517M"));
-    assert_eq!(bed.app.edits.count(), 0, "the leader may have written it");
+    assert_eq!(bed.app.pods.edits.count(), 0, "the leader may have written it");
     bed.pass(4_500);
-    assert!(bed.app.leading.is_here());
+    assert!(bed.app.lead.leading.is_here());
     watch.take(limited("0=11517M"));
-    assert_eq!(bed.app.edits.count(), 0);
+    assert_eq!(bed.app.pods.edits.count(), 0);
     watch.take(limited("0=23034M"));
-    assert_eq!(bed.app.edits.count(), 1, "nobody else may");
+    assert_eq!(bed.app.pods.edits.count(), 1, "nobody else may");
 }
 
 #[test]
@@ -302,9 +302,9 @@ fn pods_are_listed_again_if_a_list_came_before_the_answer_to_a_fence() {
         let mut bed = Bed::new(true, (200, pod(Some("n1"), "Running")));
         bed.told(Some("n1"));
         bed.is_listed_meanwhile = is_listed_meanwhile;
-        let before = bed.app.lists.count();
+        let before = bed.app.pods.lists.count();
         bed.takes_over();
-        let lists = bed.app.lists.count().zip(before).map(|(now, before)| now - before);
+        let lists = bed.app.pods.lists.count().zip(before).map(|(now, before)| now - before);
         assert_eq!(lists, Some(if is_listed_meanwhile { 2 } else { 0 }));
     }
 }
@@ -320,7 +320,7 @@ fn a_pod_of_a_group_that_is_gone_before_the_answer_to_its_fence_does_not_count_f
         bed.told(Some("n1"));
         bed.is_gone_meanwhile = is_gone_meanwhile;
         bed.takes_over();
-        assert_eq!(bed.app.bound_groups.count(), count);
+        assert_eq!(bed.app.room.bound_groups.count(), count);
     }
 }
 

@@ -93,7 +93,7 @@ async fn a_late_event_of_a_gated_pod_keeps_its_rejection() {
     let fake = Fake::with_pod();
     fake.bed(|bed| bed.pod.as_mut().unwrap().gates = &["quota"]);
     let bed = Bed::starting(&fake, Config::default(), json!({"gpu-memory": "99999"})).await;
-    bed.app.set_fenced();
+    bed.app.lead.set_fenced();
     bed.watch(&fake);
     let gated = SeenPod::from_json(&pod_of(&fake).to_string()).unwrap();
     fake.bed(|bed| bed.pod.as_mut().unwrap().gates = &[]);
@@ -116,7 +116,7 @@ async fn a_request_below_the_cuda_context_size_gets_a_warning() {
             "reservedMib": 0, "kind": "Gpu", "healthy": true}]);
         let asks = json!({"gpu-memory": memory});
         let mut bed = Bed::made(&fake, (Config::default(), Clock::start()), asks, &gpu).await;
-        bed.app.set_fenced();
+        bed.app.lead.set_fenced();
         bed.watch(&fake);
         let writer = bed.notices.take().unwrap();
         assert_eq!(bed.bind().await, "");

@@ -69,7 +69,7 @@ impl Bed {
         let clock = Clock::start();
         let mut extender =
             Extender::made(&fake, (config, clock), json!({}), &json!(inventory)).await;
-        extender.app.set_fenced();
+        extender.app.lead.set_fenced();
         if let Some(fields) = fields.as_object().filter(|fields| !fields.is_empty()) {
             let uses = (0..gpus).map(|index| {
                 let mut one = json!({"id": format!("GPU-{index}"), "usedMib": 0, "healthy": true,
@@ -117,10 +117,10 @@ impl Bed {
             at_most: Share::WHOLE,
             preemption,
         };
-        let facts = (&app.waiting, &app.preemptors, &*app.ledger, &app.bound_groups);
+        let facts = (&app.waiting, &app.room.preemptors, &*app.ledger, &app.room.bound_groups);
         let step = holds.step(facts, rules, (app.clock.now(), 1_000_000));
         for order in step.evict {
-            assert!(app.preemptors.ask(&order.pod.pod.uid, order.number));
+            assert!(app.room.preemptors.ask(&order.pod.pod.uid, order.number));
         }
     }
 
@@ -405,7 +405,7 @@ async fn room_that_is_made_for_a_pod_is_told_alike() {
     bed.call(&asked).await;
     let mut holds = StandingHolds::default();
     bed.step(&mut holds, true);
-    assert!(bed.extender.app.preemptors.is_asked(&PodUid::new(ASKED)));
+    assert!(bed.extender.app.room.preemptors.is_asked(&PodUid::new(ASKED)));
     let told = bed.told(&asked).await;
     told.agree(Obstacle::Room, "room is being made for the pod");
     let verdict = &told.explained.verdict;

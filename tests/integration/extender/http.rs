@@ -296,7 +296,7 @@ async fn invalid_names_are_rejected_and_leave_no_state() {
             assert!(answer["error"].as_str().unwrap().contains(part), "{part}: {answer}");
         }
     }
-    assert!(bed.app.pending.is_empty());
+    assert!(bed.app.pods.pending.is_empty());
     let body = json!({"PodName": "a", "PodNamespace": "team", "PodUID": "a", "Node": long});
     let (status, answer) = bed.post("/v1/bind", body.to_string()).await;
     assert_eq!(

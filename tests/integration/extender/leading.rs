@@ -42,7 +42,7 @@ impl Two {
         }
         let (first, first_others, stop_first) = leader.serve_all().await;
         let (second, second_others, stop_second) = follower.serve_all().await;
-        follower.app.leading.set(Leader::Elsewhere);
+        follower.app.lead.leading.set(Leader::Elsewhere);
         let others = [first_others, second_others];
         Self { leader, follower, at: [first, second], others, _stop: [stop_first, stop_second] }
     }
@@ -129,7 +129,7 @@ async fn a_stream_of_events_ends_when_the_leader_changes() {
     let mut body = answer.into_body();
     let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
     assert!(first.starts_with(b": gpupack") || first.starts_with(b"retry"), "{first:?}");
-    two.leader.app.leading.set(Leader::Unknown);
+    two.leader.app.lead.leading.set(Leader::Unknown);
     let rest = tokio::time::timeout(Duration::from_secs(5), body.collect()).await;
     rest.expect("it ends soon").expect("it ends well");
 }
@@ -144,11 +144,11 @@ async fn a_call_waits_a_moment_for_this_replica_to_lead() {
             (Leader::Unknown, Leader::Elsewhere, StatusCode::SERVICE_UNAVAILABLE),
         ] {
             let two = Two::start("").await;
-            two.follower.app.leading.set(before);
+            two.follower.app.lead.leading.set(before);
             let call = post(&two.at[1], verb, data(body));
             let change = async {
                 tokio::time::sleep(Duration::from_millis(200)).await;
-                two.follower.app.leading.set(after);
+                two.follower.app.lead.leading.set(after);
             };
             let ((answered, _, _), ()) = tokio::join!(call, change);
             assert_eq!(answered, status, "{verb}: {before:?} to {after:?}");
@@ -162,7 +162,7 @@ async fn a_bind_is_open_from_its_head_to_its_answer() {
     let (app, at) = (&two.leader.app, two.at[0].verbs.strip_prefix("http://").unwrap());
     let until = async |is_open: bool| {
         let reached = async {
-            while app.binds.are_open() != is_open {
+            while app.binding.binds.are_open() != is_open {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
@@ -175,7 +175,7 @@ async fn a_bind_is_open_from_its_head_to_its_answer() {
         body.len()
     );
     let mut stream = TcpStream::connect(at).await.unwrap();
-    assert!(!app.binds.are_open());
+    assert!(!app.binding.binds.are_open());
     stream.write_all(head.as_bytes()).await.unwrap();
     until(true).await; // one that hands over waits for it
     stream.write_all(&body).await.unwrap();
@@ -191,7 +191,7 @@ async fn without_a_leader_callers_are_told_where_to_look() {
     let clock = Clock::start();
     for before in [Leader::Unknown, Leader::Elsewhere, Leader::Lapsed] {
         let may_be_elsewhere = before != Leader::Unknown;
-        two.follower.app.leading.set(before);
+        two.follower.app.lead.leading.set(before);
         let started = clock.precise();
         for (url, method) in [
             (format!("{}/v1/filter", two.at[1].verbs), Method::POST),
@@ -228,7 +228,7 @@ async fn a_call_waits_for_a_leader_that_is_not_ready_yet() {
     let call = post(&at, "filter", query("a"));
     let fence = async {
         tokio::time::sleep(Duration::from_millis(300)).await;
-        bed.app.set_fenced();
+        bed.app.lead.set_fenced();
     };
     let ((_, _, body), ()) = tokio::join!(call, fence);
     assert_eq!(read(&body)["NodeNames"], json!(["gpu-a"]), "{}", read(&body));

@@ -116,7 +116,7 @@ impl World {
         };
         // One that was frozen may not know yet that another one leads; it binds nothing.
         let is_answering =
-            replica.app.leading.is_here() && replica.may_write() && !replica.is_frozen;
+            replica.app.lead.leading.is_here() && replica.may_write() && !replica.is_frozen;
         if !is_answering || replica.app.readiness() != Readiness::Ready {
             return Ok(());
         }
@@ -135,7 +135,7 @@ impl World {
     /// Then nothing is free of a device where a pod still runs that the process never knew, before a
     /// report says what runs there.
     fn check_unseen(&self, replica: &Replica) -> Result<(), String> {
-        let led = replica.started + replica.app.leads_since().millis();
+        let led = replica.started + replica.app.lead.since().millis();
         let heard = |node: &str| {
             let at = self.nodes.iter().position(|it| it.name == node);
             at.and_then(|at| replica.heard.get(&at)).copied().unwrap_or_default()
@@ -425,7 +425,7 @@ impl World {
         if !replica.app.is_shown_waiting(uid) {
             return None;
         }
-        let has_own_room = replica.app.preemptors.is_asked(uid) || pod.has_group();
+        let has_own_room = replica.app.room.preemptors.is_asked(uid) || pod.has_group();
         if has_own_room && !self.is_room_free(replica, uid, pod) {
             return None; // pods have been asked to go for it, or its group waits: it goes nowhere else
         }
@@ -436,7 +436,7 @@ impl World {
         if !gpu.is_none_or(|gpu| ledger.teams.may_have(uid, pod.of.team, gpu)) {
             return None;
         }
-        let above = replica.app.preemptors.nodes_above(seen.priority);
+        let above = replica.app.room.preemptors.nodes_above(seen.priority);
         let above: BTreeSet<&str> = above.iter().map(NodeName::as_str).collect();
         let fitting = query.as_ref().map(|query| {
             let mut fitting = ledger.fitting(query, &OwnRoom::default());
@@ -469,7 +469,7 @@ impl World {
     /// Whether all of the room that is kept for a pod is free, and those that made way are gone: until
     /// then they have CPU and host memory of the node.
     fn is_room_free(&self, replica: &Replica, uid: &PodUid, pod: &Pod) -> bool {
-        let victims = replica.app.preemptors.victims(uid);
+        let victims = replica.app.room.preemptors.victims(uid);
         if victims.iter().any(|victim| replica.app.ledger.has_pod(victim)) {
             return false;
         }
@@ -495,7 +495,7 @@ impl World {
         let replica = self.replicas[self.serving()].as_ref();
         let is_idle = self.schedulers.iter().all(|scheduler| scheduler.is_idle());
         let replica = replica.filter(|replica| {
-            let is_ready = replica.app.leading.is_here()
+            let is_ready = replica.app.lead.leading.is_here()
                 && !replica.is_frozen
                 && replica.app.readiness() == Readiness::Ready;
             is_ready && is_idle && !is_disturbed

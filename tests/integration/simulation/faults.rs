@@ -388,7 +388,7 @@ impl World {
         let Some(replica) = self.process_mut(life).filter(|replica| !replica.is_frozen) else {
             return;
         };
-        replica.app.leave();
+        replica.app.lead.leave();
         replica.left.get_or_insert(now);
         if is_alone {
             replica.stopping_since.get_or_insert(now);

@@ -121,7 +121,7 @@ impl World {
         let is_calm = self.now > self.disturbed_until && !is_away && self.settings.has_slow_ends;
         let serving = self.replicas[self.serving()].as_ref();
         let replica = serving.filter(|it| {
-            let is_ready = it.app.leading.is_here() && it.app.readiness() == Readiness::Ready;
+            let is_ready = it.app.lead.leading.is_here() && it.app.readiness() == Readiness::Ready;
             is_calm && is_ready && !it.is_frozen
         });
         let Some(replica) = replica else {
@@ -156,7 +156,7 @@ impl World {
         let pod = self.api.pods.get(uid.as_str()).filter(|pod| pod.node.is_none());
         let Some(pod) = pod.filter(|pod| !pod.is_deleting) else { return false };
         let ledger = &replica.app.ledger;
-        let victims = replica.app.preemptors.victims(uid);
+        let victims = replica.app.room.preemptors.victims(uid);
         if victims.iter().any(|victim| ledger.has_pod(victim)) {
             return false;
         }

@@ -40,7 +40,7 @@ impl World {
     /// A list that a process wants.
     pub(super) fn plan_list(&mut self, life: u64) {
         let Some(replica) = self.process_mut(life) else { return };
-        if replica.is_listed && !replica.is_list_due && replica.app.lists.is_wanted() {
+        if replica.is_listed && !replica.is_list_due && replica.app.pods.lists.is_wanted() {
             replica.is_list_due = true;
             let time = self.rng.random_range(5..500);
             self.after(time, What::Listed { life });
@@ -50,7 +50,7 @@ impl World {
     /// A process that another one has replaced ends, and so does one that has handed over.
     pub(super) fn end_replaced(&mut self, life: u64) {
         let Some(replica) = self.process(life) else { return };
-        if replica.app.replaced().now_or_never().is_some() {
+        if replica.app.lead.replaced().now_or_never().is_some() {
             self.after(0, What::Crash { life });
         }
     }
@@ -110,16 +110,17 @@ impl World {
     /// At the end one replica leads, and all others could.
     pub(super) fn check_replicas(&self) -> Result<(), String> {
         let running: Vec<_> = self.replicas.iter().flatten().collect();
-        let leading = running.iter().filter(|it| it.app.leading.is_here()).count();
+        let leading = running.iter().filter(|it| it.app.lead.leading.is_here()).count();
         if leading != 1 {
             return Err(format!("{leading} replicas lead at the end: {:?}", self.api.lease));
         }
-        let leader = running.iter().find(|it| it.app.leading.is_here());
-        let own = leader.and_then(|it| it.app.replica.as_ref()).map(|it| it.pod.name().to_owned());
+        let leader = running.iter().find(|it| it.app.lead.leading.is_here());
+        let own =
+            leader.and_then(|it| it.app.lead.replica.as_ref()).map(|it| it.pod.name().to_owned());
         if !self.api.labeled.iter().eq(&own) {
             return Err(format!("{own:?} leads, but {:?} have the label", self.api.labeled));
         }
-        match running.iter().find(|it| !it.app.is_informed()) {
+        match running.iter().find(|it| !it.app.lead.is_informed()) {
             Some(behind) => {
                 Err(format!("process {} follows uninformed: {:?}", behind.life, self.api.lease))
             }

@@ -274,7 +274,7 @@ impl World {
         let leads = |replica: &&Replica| {
             !replica.is_frozen
                 && replica.thawed + SETTLED_WITHIN < self.now
-                && replica.app.leading.is_here()
+                && replica.app.lead.leading.is_here()
                 && replica.stopping_since.is_none()
         };
         let Some(life) = self.replicas[self.serving()].as_ref().filter(leads).map(|it| it.life)

@@ -207,7 +207,7 @@ impl World {
         // Lists of pods and nodes, and the watches that go on after them.
         (0..4).for_each(|_| replica.hear_date(now));
         replica.is_list_due = false;
-        let number = replica.app.lists.begin();
+        let number = replica.app.pods.lists.begin();
         replica.pods.take(WatchEvent::ListBegins);
         for pod in self.api.pods.values_mut() {
             if !replica.is_listed && !is_replaced && pod.node.is_some() {
@@ -221,7 +221,7 @@ impl World {
             replica.pods.take(WatchEvent::Seen(self.api.log[pod.logged].seen.clone()));
         }
         replica.pods.take(WatchEvent::ListEnds);
-        replica.app.lists.complete(number);
+        replica.app.pods.lists.complete(number);
         replica.seen = self.api.log.len();
         if !replica.is_listed {
             replica.is_listed = true;

@@ -98,9 +98,9 @@ fn check_kept(replica: &Replica, waiting: &BTreeSet<PodUid>) -> Result<(), Strin
     let app = &replica.app;
     let waits = |uid: &PodUid| app.waiting.has(uid) && waiting.contains(uid);
     let is_alone = |uid: &PodUid| app.waiting.pod(uid).is_some_and(|it| it.waiting.group.is_none());
-    let is_first = |uid: &&PodUid| !app.preemptors.has(uid) && waits(uid) && is_alone(uid);
+    let is_first = |uid: &&PodUid| !app.room.preemptors.has(uid) && waits(uid) && is_alone(uid);
     if standing.keys().filter(is_first).count() > 1 {
-        let (life, leads) = (replica.life, app.leading.is_here());
+        let (life, leads) = (replica.life, app.lead.leading.is_here());
         return Err(format!(
             "process {life}, which leads: {leads}, keeps room for several pods: {standing:?}"
         ));
@@ -139,7 +139,7 @@ fn check_age(replica: &Replica, (now, after): (u64, u64)) -> Result<(), String> 
 fn unkept(replica: &Replica, (now, after): (u64, u64), open: &BTreeSet<&str>) -> Option<String> {
     let (app, ledger) = (&replica.app, &replica.app.ledger);
     let is_ready =
-        !replica.is_frozen && app.leading.is_here() && app.readiness() == Readiness::Ready;
+        !replica.is_frozen && app.lead.leading.is_here() && app.readiness() == Readiness::Ready;
     if !is_ready || !ledger.standing_nodes().is_empty() {
         return None;
     }

@@ -59,7 +59,7 @@ impl World {
     /// Notes which pods are over the quota of their team now, for processes that lead.
     pub(super) fn note_over_quota(&mut self) {
         let leading = self.replicas.iter().flatten().chain(&self.overlapping);
-        let leading = leading.filter(|replica| replica.app.leading.is_here());
+        let leading = leading.filter(|replica| replica.app.lead.leading.is_here());
         let over: BTreeSet<String> = leading.flat_map(over_quota).collect();
         self.over_lately.extend(over.into_iter().map(|uid| (uid, self.now)));
     }

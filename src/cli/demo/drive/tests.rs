@@ -129,7 +129,7 @@ async fn extender(fleet: &Fleet, policy: Policy, others: &[(usize, u64)]) -> (Ar
         app.ledger.see_node(&node.node_name(), node.host(), pool);
     }
     app.ledger.set_listed(app.clock.now());
-    app.set_fenced();
+    app.lead.set_fenced();
     let mut number = 0;
     for node in &fleet.nodes {
         let mut probe = SimulatedProbe::new(fleet, node);

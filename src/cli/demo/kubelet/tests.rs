@@ -49,7 +49,7 @@ fn bed() -> Bed {
     let node = &fleet.nodes[0];
     app.ledger.see_node(&node.node_name(), node.host(), PoolName::new(""));
     app.ledger.set_listed(app.clock.now());
-    app.set_fenced();
+    app.lead.set_fenced();
     let programs = Arc::new(Programs::new(&fleet));
     let kubelet = Kubelet::new(Arc::clone(&app), api.clone(), programs);
     let probe = kubelet.probe(node);

@@ -19,8 +19,8 @@ pub mod shared {
     pub mod bind_error;
     pub mod bind_locks;
     pub mod edited;
-    pub mod leader;
     pub mod in_flight;
+    pub mod leader;
     pub mod kept_suggestions;
     pub mod other_fences;
     pub mod outbox;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::ring::default_provider as provider;
 use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
@@ -421,26 +422,28 @@ impl Certificates {
 
     /// Reads the files again periodically. Contents that are not valid, for instance because only one
     /// file is written yet, leave the last valid ones in use.
-    pub async fn follow(self) {
-        let Self { files, mut seen, current } = self;
-        loop {
-            tokio::time::sleep(files.read_every).await;
-            let contents = match files.read() {
-                Ok(contents) if contents == seen => continue,
-                Ok(contents) => contents,
-                Err(error) => {
-                    tracing::warn!(%error, "the old certificate stays in use");
-                    continue;
+    pub fn follow(self) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            let Self { files, mut seen, current } = self;
+            loop {
+                tokio::time::sleep(files.read_every).await;
+                let contents = match files.read() {
+                    Ok(contents) if contents == seen => continue,
+                    Ok(contents) => contents,
+                    Err(error) => {
+                        tracing::warn!(%error, "the old certificate stays in use");
+                        continue;
+                    }
+                };
+                match files.checked(&contents) {
+                    Ok(checked) => {
+                        current.send_replace(checked);
+                        tracing::info!("certificates read again");
+                    }
+                    Err(error) => tracing::warn!(%error, "the old certificate stays in use"),
                 }
-            };
-            match files.checked(&contents) {
-                Ok(checked) => {
-                    current.send_replace(checked);
-                    tracing::info!("certificates read again");
-                }
-                Err(error) => tracing::warn!(%error, "the old certificate stays in use"),
+                seen = contents;
             }
-            seen = contents;
-        }
+        })
     }
 }

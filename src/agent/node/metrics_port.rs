@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::future::BoxFuture;
 use http_body_util::Full;
 use hyper::header::{ALLOW, CONTENT_TYPE};
 use hyper::server::conn::http1;
@@ -44,24 +45,29 @@ pub fn listen(address: SocketAddr) -> std::io::Result<std::net::TcpListener> {
 ///
 /// # Errors
 /// The error of the operating system about the listener.
-pub async fn serve(metrics: AgentMetrics, listener: std::net::TcpListener) -> std::io::Result<()> {
-    listener.set_nonblocking(true)?;
-    let listener = TcpListener::from_std(listener)?;
-    let mut open: VecDeque<AbortHandle> = VecDeque::new();
-    loop {
-        let Ok((stream, _)) = listener.accept().await else {
-            sleep(PAUSE).await;
-            continue;
-        };
-        open.retain(|connection| !connection.is_finished());
-        if open.len() >= PLACES
-            && let Some(oldest) = open.pop_front()
-        {
-            oldest.abort();
+pub fn serve(
+    metrics: AgentMetrics,
+    listener: std::net::TcpListener,
+) -> BoxFuture<'static, std::io::Result<()>> {
+    Box::pin(async move {
+        listener.set_nonblocking(true)?;
+        let listener = TcpListener::from_std(listener)?;
+        let mut open: VecDeque<AbortHandle> = VecDeque::new();
+        loop {
+            let Ok((stream, _)) = listener.accept().await else {
+                sleep(PAUSE).await;
+                continue;
+            };
+            open.retain(|connection| !connection.is_finished());
+            if open.len() >= PLACES
+                && let Some(oldest) = open.pop_front()
+            {
+                oldest.abort();
+            }
+            let connection = attend(stream, metrics.clone());
+            open.push_back(tokio::spawn(timeout(WITHIN, connection)).abort_handle());
         }
-        let connection = attend(stream, metrics.clone());
-        open.push_back(tokio::spawn(timeout(WITHIN, connection)).abort_handle());
-    }
+    })
 }
 
 /// Serves one connection to its end.

@@ -12,7 +12,7 @@ use crate::metrics::registry::Metrics;
 use crate::moving::Moving;
 use crate::shared::bind_locks::BindLocks;
 use crate::shared::edited::Edits;
-use crate::shared::in_flight::{Heard, InFlight};
+use crate::shared::in_flight::InFlight;
 use crate::shared::kept_suggestions::Reasons;
 use crate::shared::leader::{Lead, Replica};
 use crate::shared::other_fences::OtherFences;
@@ -49,7 +49,7 @@ use runtime::clock::Clock;
 use runtime::step::outside::Outside;
 use wire::ids::{DeviceId, PodUid};
 use wire::mutation::{Mutation, mutated};
-use wire::units::{MemMib, Timestamp};
+use wire::units::MemMib;
 
 /// What a CUDA context takes of a GPU's memory before the program allocates any: typically 300 to
 /// 500 MiB on data center GPUs.

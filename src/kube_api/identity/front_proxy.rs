@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use hyper::HeaderMap;
 use hyper::header::HeaderValue;
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -126,37 +127,42 @@ fn text(value: &HeaderValue) -> Option<String> {
 }
 
 /// Reads again and again how the API server proves itself.
-pub async fn follow(client: Client, current: watch::Sender<Option<Arc<FrontProxy>>>) {
-    let maps: Api<ConfigMap> = Api::namespaced(client, NAMESPACE);
-    let mut had_fault = false;
-    loop {
-        let found = match maps.get(NAME).await {
-            Ok(map) => FrontProxy::read(&map),
-            Err(error) => Err(error.to_string()),
-        };
-        let pause = match found {
-            Ok(found) => {
-                had_fault = false;
-                current.send_replace(found.map(Arc::new));
-                READ_EVERY
-            }
-            Err(error) => {
-                if !had_fault {
-                    tracing::warn!(
-                        %error,
-                        "nobody can call through the API server: cannot read ConfigMap \
-                         {NAMESPACE}/{NAME}; grant Role extension-apiserver-authentication-reader"
-                    );
+pub fn follow(
+    client: Client,
+    current: watch::Sender<Option<Arc<FrontProxy>>>,
+) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        let maps: Api<ConfigMap> = Api::namespaced(client, NAMESPACE);
+        let mut had_fault = false;
+        loop {
+            let found = match maps.get(NAME).await {
+                Ok(map) => FrontProxy::read(&map),
+                Err(error) => Err(error.to_string()),
+            };
+            let pause = match found {
+                Ok(found) => {
+                    had_fault = false;
+                    current.send_replace(found.map(Arc::new));
+                    READ_EVERY
                 }
-                had_fault = true;
-                RETRY_EVERY
+                Err(error) => {
+                    if !had_fault {
+                        tracing::warn!(
+                            %error,
+                            "nobody can call through the API server: cannot read ConfigMap \
+                             {NAMESPACE}/{NAME}; grant Role extension-apiserver-authentication-reader"
+                        );
+                    }
+                    had_fault = true;
+                    RETRY_EVERY
+                }
+            };
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = current.closed() => return,
             }
-        };
-        tokio::select! {
-            () = tokio::time::sleep(pause) => {}
-            () = current.closed() => return,
         }
-    }
+    })
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use backon::ExponentialBuilder;
 use futures::StreamExt;
+use futures::future::BoxFuture;
 use hyper::StatusCode;
 use kube::runtime::utils::ResetTimerBackoff;
 use kube::runtime::watcher;
@@ -79,7 +80,7 @@ pub struct NodeLabels {
 
 /// Watches pods and nodes until `stop`, and namespaces if a label of theirs names teams. The ledger
 /// counts as listed when all lists are complete.
-pub async fn run(
+pub fn run(
     client: Client,
     ledger: Arc<Ledger>,
     sink: Arc<dyn Sink>,
@@ -87,46 +88,48 @@ pub async fn run(
     labels: NodeLabels,
     lists: Arc<Lists>,
     stop: watch::Receiver<bool>,
-) {
-    let (nodes_listed, is_nodes_listed) = watch::channel(false);
-    let mut pods = PodWatch::new(Arc::clone(&ledger), Arc::clone(&sink), clock);
-    let mut nodes = NodeWatch::new(Arc::clone(&ledger), Arc::clone(&sink), labels);
-    let mut namespaces = NamespaceWatch::new(&ledger);
-    let (namespaces_listed, mut are_namespaces_listed) = watch::channel(namespaces.is_none());
-    let all_listed = async {
-        let mut is_listed = is_nodes_listed;
-        lists.completed(1).await;
-        if is_listed.wait_for(|is_listed| *is_listed).await.is_err()
-            || are_namespaces_listed.wait_for(|is_listed| *is_listed).await.is_err()
-        {
-            return;
-        }
-        tracing::info!("pods and nodes are listed");
-        ledger.set_listed(clock.now());
-    };
-    let mut stop = stop;
-    tokio::select! {
-        () = follow_pods(client.clone(), clock, &*sink, &lists, |event| pods.take(event)) => {}
-        () = follow("nodes", client.clone(), clock, &*sink, |event| {
-            if nodes.take(event) {
-                nodes_listed.send_replace(true);
+) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        let (nodes_listed, is_nodes_listed) = watch::channel(false);
+        let mut pods = PodWatch::new(Arc::clone(&ledger), Arc::clone(&sink), clock);
+        let mut nodes = NodeWatch::new(Arc::clone(&ledger), Arc::clone(&sink), labels);
+        let mut namespaces = NamespaceWatch::new(&ledger);
+        let (namespaces_listed, mut are_namespaces_listed) = watch::channel(namespaces.is_none());
+        let all_listed = async {
+            let mut is_listed = is_nodes_listed;
+            lists.completed(1).await;
+            if is_listed.wait_for(|is_listed| *is_listed).await.is_err()
+                || are_namespaces_listed.wait_for(|is_listed| *is_listed).await.is_err()
+            {
+                return;
             }
-        }) => {}
-        () = async {
-            let Some(namespaces) = &mut namespaces else { return std::future::pending().await };
-            follow("namespaces", client.clone(), clock, &*sink, |event| match event {
-                WatchEvent::ListBegins => namespaces.begin(),
-                WatchEvent::<NamespaceFacts>::Seen(namespace) => namespaces.see(namespace),
-                WatchEvent::Deleted(namespace) => namespaces.lose(&namespace.name),
-                WatchEvent::ListEnds => {
-                    namespaces.end();
-                    namespaces_listed.send_replace(true);
+            tracing::info!("pods and nodes are listed");
+            ledger.set_listed(clock.now());
+        };
+        let mut stop = stop;
+        tokio::select! {
+            () = follow_pods(client.clone(), clock, &*sink, &lists, |event| pods.take(event)) => {}
+            () = follow("nodes", client.clone(), clock, &*sink, |event| {
+                if nodes.take(event) {
+                    nodes_listed.send_replace(true);
                 }
-            }).await;
-        } => {}
-        () = async { all_listed.await; std::future::pending::<()>().await } => {}
-        _ = stop.wait_for(|stop| *stop) => {}
-    }
+            }) => {}
+            () = async {
+                let Some(namespaces) = &mut namespaces else { return std::future::pending().await };
+                follow("namespaces", client.clone(), clock, &*sink, |event| match event {
+                    WatchEvent::ListBegins => namespaces.begin(),
+                    WatchEvent::<NamespaceFacts>::Seen(namespace) => namespaces.see(namespace),
+                    WatchEvent::Deleted(namespace) => namespaces.lose(&namespace.name),
+                    WatchEvent::ListEnds => {
+                        namespaces.end();
+                        namespaces_listed.send_replace(true);
+                    }
+                }).await;
+            } => {}
+            () = async { all_listed.await; std::future::pending::<()>().await } => {}
+            _ = stop.wait_for(|stop| *stop) => {}
+        }
+    })
 }
 
 /// What a watch shows: a list begins, its objects, it ends, and then changes.

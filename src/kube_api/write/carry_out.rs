@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
+use futures::future::BoxFuture;
 use http_body_util::Full;
 use kube::Client;
 use kube::client::Body;
@@ -19,16 +20,22 @@ use runtime::step::outside::{Action, ApiAnswer, Lost, Outside, StepEvent};
 /// other replicas prove who they are.
 ///
 /// `client` must not repeat requests automatically: those that wait for an answer decide that.
-pub async fn run(outside: Outside, client: Option<Client>, proof: Option<ServerProof>) {
-    // Tokio's own queues would otherwise pause a task in the middle of a step.
-    let _stopped = Stopped(outside.clone());
-    // Its connections are kept: each Binding waits for an answer.
-    let replicas = HttpClient::with(proof, REPLICA_ANSWERS_WITHIN, LONGEST_REPLICA_ANSWER);
-    tokio::task::unconstrained(steps(
-        outside,
-        Receivers { api_server: client, replicas: Arc::new(replicas) },
-    ))
-    .await;
+pub fn run(
+    outside: Outside,
+    client: Option<Client>,
+    proof: Option<ServerProof>,
+) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        // Tokio's own queues would otherwise pause a task in the middle of a step.
+        let _stopped = Stopped(outside.clone());
+        // Its connections are kept: each Binding waits for an answer.
+        let replicas = HttpClient::with(proof, REPLICA_ANSWERS_WITHIN, LONGEST_REPLICA_ANSWER);
+        tokio::task::unconstrained(steps(
+            outside,
+            Receivers { api_server: client, replicas: Arc::new(replicas) },
+        ))
+        .await;
+    })
 }
 
 /// Drops the tasks when nothing runs them any more: they own the extender that owns them.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
@@ -300,27 +301,29 @@ pub fn notices(
 impl NoticeWriter {
     /// Writes until all senders are dropped. An Event that fails is counted and lost: no decision
     /// depends on it.
-    pub async fn run(mut self) {
-        loop {
-            let Ok(next) = tokio::time::timeout(COUNTED_FOR, self.queue.recv()).await else {
-                self.recorders.written.clear(); // all are too old by now
-                continue;
-            };
-            let Some((notice, now)) = next else { return };
-            let (event, pod) = (event(&notice), regarding(&notice));
-            let recorder = self.recorders.of(&notice, now);
-            let written = recorder.publish(&event, &pod);
-            let counter = match tokio::time::timeout(self.timeout, written).await {
-                Ok(Ok(())) => &self.counters.written,
-                Ok(Err(error)) => {
-                    tracing::debug!(pod_uid = %notice.uid, %error, "event was not written");
-                    &self.counters.failed
-                }
-                Err(_) => &self.counters.failed,
-            };
-            counter.fetch_add(1, Ordering::Relaxed);
-            tokio::time::sleep(PACE).await;
-        }
+    pub fn run(mut self) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            loop {
+                let Ok(next) = tokio::time::timeout(COUNTED_FOR, self.queue.recv()).await else {
+                    self.recorders.written.clear(); // all are too old by now
+                    continue;
+                };
+                let Some((notice, now)) = next else { return };
+                let (event, pod) = (event(&notice), regarding(&notice));
+                let recorder = self.recorders.of(&notice, now);
+                let written = recorder.publish(&event, &pod);
+                let counter = match tokio::time::timeout(self.timeout, written).await {
+                    Ok(Ok(())) => &self.counters.written,
+                    Ok(Err(error)) => {
+                        tracing::debug!(pod_uid = %notice.uid, %error, "event was not written");
+                        &self.counters.failed
+                    }
+                    Err(_) => &self.counters.failed,
+                };
+                counter.fetch_add(1, Ordering::Relaxed);
+                tokio::time::sleep(PACE).await;
+            }
+        })
     }
 }
 

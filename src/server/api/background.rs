@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
@@ -16,15 +17,17 @@ use control::shared::app::App;
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// Runs all loops until `stop`.
-pub async fn run(app: Arc<App>, stop: watch::Receiver<bool>) {
-    let mut stop = stop;
-    let mut running = loops::start(&app);
-    tokio::select! {
-        () = running.failed() => {}
-        () = explaining(&app) => {}
-        () = async { recalling(&app).await; std::future::pending::<()>().await } => {}
-        _ = stop.wait_for(|stop| *stop) => {}
-    }
+pub fn run(app: Arc<App>, stop: watch::Receiver<bool>) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        let mut stop = stop;
+        let mut running = loops::start(&app);
+        tokio::select! {
+            () = running.failed() => {}
+            () = explaining(&app) => {}
+            () = async { recalling(&app).await; std::future::pending::<()>().await } => {}
+            _ = stop.wait_for(|stop| *stop) => {}
+        }
+    })
 }
 
 /// Writes events to refused pods why they wait, and keeps the suggestions of the first pods fresh.

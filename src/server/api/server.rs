@@ -9,6 +9,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use axum::{Router, middleware};
+use futures::future::BoxFuture;
 use rustls::pki_types::ServerName;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
@@ -180,16 +181,18 @@ pub fn guarded(routes: Router<Service>, paths: &'static str, service: Service) -
 
 /// Serves everything on one listener until `stop`. It answers open requests first, if their clients
 /// take the answers.
-pub async fn serve(
+pub fn serve(
     service: Service,
     routes: Router,
     listener: TcpListener,
     stop: watch::Receiver<bool>,
-) {
-    let config = &service.app.config;
-    let limits = connections::limits(AGENT_CONNECTIONS, config.max_in_flight_bytes(), 48);
-    let serving = connections::serve(listener, None, routes, limits, stop.clone());
-    until_answered(&service, serving, stop).await;
+) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        let config = &service.app.config;
+        let limits = connections::limits(AGENT_CONNECTIONS, config.max_in_flight_bytes(), 48);
+        let serving = connections::serve(listener, None, routes, limits, stop.clone());
+        until_answered(&service, serving, stop).await;
+    })
 }
 
 /// The listeners of the service.
@@ -215,60 +218,64 @@ pub struct Identities {
 
 /// The same with a listener for each kind of client, with limits of its own. Without `identities` all
 /// talk plain text, and clients prove nothing.
-pub async fn serve_apart(
+pub fn serve_apart(
     service: Service,
     listeners: Listeners,
     identities: Option<Identities>,
     stop: watch::Receiver<bool>,
-) {
-    let config = &service.app.config;
-    // The last number: how many of 64 parts of the files that the process may open. The rest is for
-    // connections that it makes itself.
-    let verb_limits = connections::limits(VERB_CONNECTIONS, config.max_in_flight_bytes(), 8);
-    let agent_limits = connections::limits(AGENT_CONNECTIONS, REPORTS_IN_FLIGHT, 38);
-    let page_limits = connections::limits(PAGE_CONNECTIONS, PAGE_IN_FLIGHT, 8);
-    let metric_limits = connections::limits(METRICS_CONNECTIONS, METRICS_IN_FLIGHT, 2);
-    let door = Door { app: Arc::clone(&service.app), port: Port::Page };
-    let mut page_routes =
-        queries::routes().route_layer(middleware::from_fn_with_state(door, by_leader));
-    let (mut replica_routes, mut agent_routes) = (replica_routes(), agent_routes());
-    let mut metric_routes = metric_routes();
-    let (mut mutual, mut asking, mut open) = (None, None, None);
-    let mut shown = None;
-    if let Some(Identities { scheduler, replicas, agents, people }) = identities {
-        let ServerProof { tls, name } = replicas;
-        let is_replica = middleware::from_fn_with_state(name.clone(), named);
-        replica_routes = replica_routes.route_layer(is_replica);
-        agent_routes = agent_routes.route_layer(middleware::from_fn_with_state(agents, prove));
-        page_routes = proven_queries(page_routes, &people);
-        metric_routes =
-            metric_routes.route_layer(middleware::from_fn_with_state(people, identify_scrape));
-        let handshake = |clients| Some(Handshake { tls: tls.clone(), clients });
-        mutual = handshake(ShownCertificate::Name([scheduler, name].into()));
-        shown = Some(tls.clone());
-        asking = handshake(ShownCertificate::Anything);
-        open = handshake(ShownCertificate::Nothing);
-    } else {
-        page_routes = page_routes.layer(Extension(Viewer::All));
-    }
-    let metric_routes = metric_routes.merge(probe_routes());
-    let mut verb_routes = verb_routes(&service).merge(replica_routes);
-    if let Some(tls) = shown {
-        verb_routes = verb_routes.route_layer(middleware::from_fn_with_state(tls, still_proven));
-    }
-    let Listeners { verbs, agents, page, metrics } = listeners;
-    let verb_routes = guarded(verb_routes, VERB_PATHS, service.clone());
-    let agent_routes = guarded(agent_routes, AGENT_PATHS, service.clone());
-    let page_routes = guarded(page_routes, PAGE_PATHS, service.clone());
-    let metric_routes = guarded(metric_routes, METRIC_PATHS, service.clone());
-    let verbs = connections::serve(verbs, mutual, verb_routes, verb_limits, stop.clone());
-    let agents = connections::serve(agents, open.clone(), agent_routes, agent_limits, stop.clone());
-    let page = connections::serve(page, asking, page_routes, page_limits, stop.clone());
-    let metrics = connections::serve(metrics, open, metric_routes, metric_limits, stop.clone());
-    let serving = async move {
-        tokio::join!(verbs, agents, page, metrics);
-    };
-    until_answered(&service, serving, stop.clone()).await;
+) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        let config = &service.app.config;
+        // The last number: how many of 64 parts of the files that the process may open. The rest is for
+        // connections that it makes itself.
+        let verb_limits = connections::limits(VERB_CONNECTIONS, config.max_in_flight_bytes(), 8);
+        let agent_limits = connections::limits(AGENT_CONNECTIONS, REPORTS_IN_FLIGHT, 38);
+        let page_limits = connections::limits(PAGE_CONNECTIONS, PAGE_IN_FLIGHT, 8);
+        let metric_limits = connections::limits(METRICS_CONNECTIONS, METRICS_IN_FLIGHT, 2);
+        let door = Door { app: Arc::clone(&service.app), port: Port::Page };
+        let mut page_routes =
+            queries::routes().route_layer(middleware::from_fn_with_state(door, by_leader));
+        let (mut replica_routes, mut agent_routes) = (replica_routes(), agent_routes());
+        let mut metric_routes = metric_routes();
+        let (mut mutual, mut asking, mut open) = (None, None, None);
+        let mut shown = None;
+        if let Some(Identities { scheduler, replicas, agents, people }) = identities {
+            let ServerProof { tls, name } = replicas;
+            let is_replica = middleware::from_fn_with_state(name.clone(), named);
+            replica_routes = replica_routes.route_layer(is_replica);
+            agent_routes = agent_routes.route_layer(middleware::from_fn_with_state(agents, prove));
+            page_routes = proven_queries(page_routes, &people);
+            metric_routes =
+                metric_routes.route_layer(middleware::from_fn_with_state(people, identify_scrape));
+            let handshake = |clients| Some(Handshake { tls: tls.clone(), clients });
+            mutual = handshake(ShownCertificate::Name([scheduler, name].into()));
+            shown = Some(tls.clone());
+            asking = handshake(ShownCertificate::Anything);
+            open = handshake(ShownCertificate::Nothing);
+        } else {
+            page_routes = page_routes.layer(Extension(Viewer::All));
+        }
+        let metric_routes = metric_routes.merge(probe_routes());
+        let mut verb_routes = verb_routes(&service).merge(replica_routes);
+        if let Some(tls) = shown {
+            verb_routes =
+                verb_routes.route_layer(middleware::from_fn_with_state(tls, still_proven));
+        }
+        let Listeners { verbs, agents, page, metrics } = listeners;
+        let verb_routes = guarded(verb_routes, VERB_PATHS, service.clone());
+        let agent_routes = guarded(agent_routes, AGENT_PATHS, service.clone());
+        let page_routes = guarded(page_routes, PAGE_PATHS, service.clone());
+        let metric_routes = guarded(metric_routes, METRIC_PATHS, service.clone());
+        let verbs = connections::serve(verbs, mutual, verb_routes, verb_limits, stop.clone());
+        let agents =
+            connections::serve(agents, open.clone(), agent_routes, agent_limits, stop.clone());
+        let page = connections::serve(page, asking, page_routes, page_limits, stop.clone());
+        let metrics = connections::serve(metrics, open, metric_routes, metric_limits, stop.clone());
+        let serving = async move {
+            tokio::join!(verbs, agents, page, metrics);
+        };
+        until_answered(&service, serving, stop.clone()).await;
+    })
 }
 
 /// Passes a call on if the client's certificate has this name.

@@ -13,6 +13,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Router, middleware};
+use futures::future::BoxFuture;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 
@@ -60,24 +61,27 @@ const MAX_IN_FLIGHT: usize = 60 << 20;
 const END_LIMIT: Duration = Duration::from_secs(10);
 
 /// Serves the API server over TLS until `stop`; answers open requests first, for at most 10 s.
-pub async fn serve(
+pub fn serve(
     listener: TcpListener,
     certificates: Certificates,
     admission: Arc<Admission>,
     stop: watch::Receiver<bool>,
-) {
-    let handshake = Handshake { tls: certificates.current(), clients: ShownCertificate::Nothing };
-    let limits = connections::limits(MAX_CONNECTIONS, MAX_IN_FLIGHT, 48);
-    let mut stopped = stop.clone();
-    let late = async move {
-        let _ = stopped.wait_for(|stop| *stop).await;
-        tokio::time::sleep(END_LIMIT).await;
-    };
-    tokio::select! {
-        () = connections::serve(listener, Some(handshake), router(admission), limits, stop) => {}
-        () = certificates.follow() => {}
-        () = late => tracing::warn!("open requests were cut off"),
-    }
+) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        let handshake =
+            Handshake { tls: certificates.current(), clients: ShownCertificate::Nothing };
+        let limits = connections::limits(MAX_CONNECTIONS, MAX_IN_FLIGHT, 48);
+        let mut stopped = stop.clone();
+        let late = async move {
+            let _ = stopped.wait_for(|stop| *stop).await;
+            tokio::time::sleep(END_LIMIT).await;
+        };
+        tokio::select! {
+            () = connections::serve(listener, Some(handshake), router(admission), limits, stop) => {}
+            () = certificates.follow() => {}
+            () = late => tracing::warn!("open requests were cut off"),
+        }
+    })
 }
 
 /// The routes: `/webhook` for the API server, `/healthz` for kubelet.

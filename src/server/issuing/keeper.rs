@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Secret;
 use rustls::pki_types::CertificateDer;
 
@@ -117,16 +118,18 @@ pub struct CertificateReport {
 }
 
 /// Keeps the certificates until the process ends. Only the leader writes.
-pub async fn keeping(app: Arc<App>, keeper: Option<Keeper>) {
-    let Some(mut keeper) = keeper else { return std::future::pending().await };
-    loop {
-        let is_leader = app.lead.leading.is_here() && !app.lead.is_stopping();
-        let role = if is_leader { Role::Writes } else { Role::Reads };
-        if let Ok(report) = keeper.pass(role).await {
-            app.metrics.set_certificates(times(&report));
+pub fn keeping(app: Arc<App>, keeper: Option<Keeper>) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        let Some(mut keeper) = keeper else { return std::future::pending().await };
+        loop {
+            let is_leader = app.lead.leading.is_here() && !app.lead.is_stopping();
+            let role = if is_leader { Role::Writes } else { Role::Reads };
+            if let Ok(report) = keeper.pass(role).await {
+                app.metrics.set_certificates(times(&report));
+            }
+            tokio::time::sleep(keeper.pause()).await;
         }
-        tokio::time::sleep(keeper.pause()).await;
-    }
+    })
 }
 
 /// When each ends, in seconds since 1970; 0: not known, or none.
@@ -178,15 +181,17 @@ impl Keeper {
     /// Makes what is missing, and writes the files from which this process serves. It tries until that is
     /// done; what else cannot be written is for later. Where others make the certificates, there is nothing
     /// to wait for.
-    pub async fn start(&mut self) {
-        while self.settings.make {
-            // What is wrong is in the log.
-            let _report = self.pass(Role::Writes).await;
-            if self.has_files {
-                return;
+    pub fn start(&mut self) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            while self.settings.make {
+                // What is wrong is in the log.
+                let _report = self.pass(Role::Writes).await;
+                if self.has_files {
+                    return;
+                }
+                tokio::time::sleep(self.pause()).await;
             }
-            tokio::time::sleep(self.pause()).await;
-        }
+        })
     }
 
     /// Pause before the next pass: after failures a growing one, but none longer than between two that succeed.

@@ -1,6 +1,6 @@
 //! The agent of a node: NVML, processes, MPS, MIG.
 
-/// What is read from GPUs.
+/// What is read from GPUs, which orders stand, and the limits that are lent.
 pub mod gpu {
     pub mod health;
     pub mod sample;
@@ -32,7 +32,7 @@ pub mod mig {
     pub mod on_demand;
 }
 
-/// NVML.
+/// The calls of NVML, and what they say.
 pub mod nvml {
     pub(crate) mod limits;
     pub(crate) mod raw;
@@ -47,7 +47,7 @@ pub mod nvml {
     pub mod maker;
 }
 
-/// The agent itself.
+/// Sampling, and the conversation with the extender.
 pub mod node {
     pub mod cadence;
     pub mod session;
@@ -62,4 +62,5 @@ pub mod node {
     pub mod run;
 }
 
+/// Flags, start and end.
 pub mod command;

@@ -12,9 +12,10 @@ pub mod metrics {
     pub mod registry;
 }
 
+/// Guests that are moved home.
 pub mod moving;
 
-/// What the others of this module share.
+/// What the other modules share.
 pub mod shared {
     pub mod bind_error;
     pub mod bind_locks;
@@ -30,7 +31,7 @@ pub mod shared {
     pub mod log_limit;
 }
 
-/// A Binding, from the call to the proof of its outcome.
+/// A Binding, from the call to the proof of its outcome; what it takes back from guests and from pods with limits.
 pub mod bind {
     pub(crate) mod limits;
     pub mod settle;
@@ -42,7 +43,7 @@ pub mod bind {
     pub mod edits;
 }
 
-/// Waiting pods, and over-limit pods.
+/// Waiting pods, over-limit pods, and what teams pay; ledger events.
 pub mod pods {
     pub(crate) mod known_pods;
     pub mod memory_guard;
@@ -78,4 +79,5 @@ pub mod lead {
     pub(crate) mod election;
 }
 
+/// Runs all of it.
 pub mod loops;

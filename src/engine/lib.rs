@@ -1,4 +1,4 @@
-//! Devices, requests, fit, packing, and the cluster in memory. Pure: no I/O, no clock.
+//! Devices, requests, fit, packing, and the cluster in memory. No I/O, no clock; but for the ledger also no lock.
 
 /// Hardware of a node: GPUs, MIG instances, device classes, topology. Pure values.
 #[deny(missing_docs)] // others read it
@@ -74,7 +74,7 @@ pub mod scoring {
     pub mod node_fixture;
 }
 
-/// What pods were seen to use, and their isolation. Pure values.
+/// What pods were seen to use, their isolation, and driver and faults of nodes. Pure values.
 #[deny(missing_docs)] // others read it
 pub mod usage {
     pub mod tenant_isolation;
@@ -128,7 +128,7 @@ pub mod ledger {
         pub(crate) mod observed;
     }
 
-    /// What would help waiting pods, and which of them to requeue.
+    /// What would help waiting pods, which of them to requeue, whom to preempt, and for whom room is kept.
     pub mod suggest {
         pub mod displacement;
         pub mod moves;

@@ -73,7 +73,7 @@ pub mod history {
     pub(crate) mod recall;
 }
 
-/// Routes and background loops.
+/// Routes, who may call them, and background loops.
 pub mod api {
     pub mod background;
     pub(crate) mod queries;

@@ -3,7 +3,7 @@
 #[doc(hidden)] // for tests
 pub mod mutation;
 
-/// The JSON bodies of `/v1`, each declared once, for the server, its clients and the tests. Plain
+/// The JSON bodies of `/v1`, and of commands with `--output json`, each declared once, for the server, its clients and the tests. Plain
 /// types; `docs/openapi.json` is generated from them.
 #[deny(missing_docs)] // others read it
 pub mod api {

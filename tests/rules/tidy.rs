@@ -486,3 +486,18 @@ fn tests_that_documents_name_are_there() {
         named.iter().filter(|name| !rust.contains(&format!("fn {name}("))).collect();
     assert!(missing.is_empty(), "docs/security.md names tests that are not there: {missing:?}");
 }
+
+/// A filter of a test binary that names no test would run nothing, and pass.
+#[test]
+fn scenarios_of_the_core_are_there() {
+    let files = files();
+    let script = text_of(&files, "tests/run");
+    let core: Vec<&str> =
+        script.lines().filter_map(|line| line.trim().strip_prefix("scenarios::")).collect();
+    assert_eq!(core.len(), 15, "the core is 15 scenarios: {core:?}");
+    for scenario in core {
+        let (module, name) = scenario.split_once("::").expect("a module and a function");
+        let text = text_of(&files, &format!("tests/e2e/scenarios/{module}.rs"));
+        assert!(text.contains(&format!("#[test]\nfn {name}()")), "there is no {scenario}");
+    }
+}

@@ -1,5 +1,5 @@
 //! The table of checks: under the name of each check, what is read for it (`Unread`), what may be found, and how
-//! to fix that. `facts` reads, and the rules of the other files choose the rows.
+//! to fix that. `cluster_facts` reads, and the rules of the other files choose the rows.
 
 use crate::doctor::finding::CheckRow;
 use wire::api::commands::CheckState::{self, NotChecked, Ok as Good, Problem, Warning};

@@ -14,8 +14,8 @@ use wire::api::page::NodeCell;
 #[openapi(
     info(
         title = "gpupack",
-        description = "The HTTP API of the gpupack extender. There are no credentials: anyone who \
-            reaches the port can use it. Every JSON body but those of kube-scheduler's calls begins \
+        description = "The HTTP API of the gpupack extender. Who may call \
+            what, `docs/api.md` says. Every JSON body but those of kube-scheduler's calls begins \
             with `apiVersion` and `kind`. Numbers are whole; a unit ends the key (`Mib`, \
             `Millionths`, `Seconds`). What is not known is left out."
     ),

@@ -1,3 +1,5 @@
+//! Pods with `gpupack.dev/movable`, and what the webhook answers to them.
+
 use serde_json::{Value, json};
 
 use super::tests::{admitted, answered, review, shipped};

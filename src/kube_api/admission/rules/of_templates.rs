@@ -1,3 +1,5 @@
+//! Pods as the templates of controllers have them.
+
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};

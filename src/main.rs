@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::{self, ExitCode};
 
+use agent::command;
 use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use cli::base::failure::Failure;
@@ -109,7 +110,8 @@ fn refuse(error: &clap::Error) -> ! {
             words.extend(text.split(' ').next().map(str::to_owned)); // without the name of its value
         }
     }
-    let Some(gone) = gone::words(&words.join(" ")) else { error.exit() };
+    let of_agent = words.get(1).filter(|_| command == "agent").and_then(|flag| command::gone(flag));
+    let Some(gone) = of_agent.or_else(|| gone::words(&words.join(" "))) else { error.exit() };
     let _ = writeln!(io::stderr(), "gpupack: {gone}"); // without stderr there is no place for it
     process::exit(2) // as clap does
 }

@@ -1,10 +1,11 @@
 //! The `gpupack-agent` program: it runs on each node with GPUs.
 
 use std::io::{self, Write};
-use std::process::ExitCode;
+use std::process::{self, ExitCode};
 
 use agent::command::{self, AgentArgs, node_name};
 use clap::Parser;
+use clap::error::{ContextKind, ContextValue};
 use runtime::causes::with_causes;
 use runtime::clock::Clock;
 
@@ -14,7 +15,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Report the GPUs of a node to the extender of gpupack.
 #[derive(Debug, Parser)]
-#[command(version)]
+#[command(name = "gpupack-agent", version)]
 struct Cli {
     /// Name of this node.
     #[arg(long, env = "NODE_NAME", value_parser = node_name)]
@@ -24,7 +25,7 @@ struct Cli {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::try_parse().unwrap_or_else(|error| refuse(&error));
     match command::run(cli.agent, &cli.node, Clock::start()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -33,4 +34,14 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Ends the process with what is wrong with its flags, or with what to do in place of one that is gone.
+fn refuse(error: &clap::Error) -> ! {
+    let Some(ContextValue::String(unknown)) = error.get(ContextKind::InvalidArg) else {
+        error.exit()
+    };
+    let Some(gone) = command::gone(unknown) else { error.exit() };
+    let _ = writeln!(io::stderr(), "gpupack-agent: {gone}"); // without stderr there is no place for it
+    process::exit(2) // as clap does
 }

@@ -29,7 +29,7 @@ use runtime::process::signals::stop_signal;
 use wire::ids::is_name;
 
 /// How long a read of the driver may delay the end of the process.
-const GRACE: Duration = Duration::from_secs(2);
+pub const GRACE: Duration = Duration::from_secs(2);
 
 /// Reports the GPUs of a node to the extender.
 #[derive(Clone, Debug, clap::Args)]
@@ -167,6 +167,22 @@ pub fn node_name(text: &str) -> Result<String, String> {
     }
 }
 
+/// What to say of a word of the command line that is not known, if it was there in the version before.
+/// Kept for this version alone.
+pub fn gone(word: &str) -> Option<String> {
+    let advice = match word {
+        "agent" => "leave it out; this program is the agent",
+        "--mig-switch" => "leave it out; the agent makes instances on GPUs that are in MIG mode",
+        "--mig-reset" => "leave it out; the agent switches no MIG mode",
+        "--server-name" => {
+            "leave it out; the certificate of every replica needs `gpupack-extender`"
+        }
+        "--mps-protocol" => "leave it out; the agent speaks protocol 2 with daemons of MPS",
+        _ => return None,
+    };
+    Some(format!("`{word}` is gone: {advice}"))
+}
+
 /// Ends when the process is asked to end.
 ///
 /// # Errors
@@ -241,4 +257,24 @@ fn proof(args: &AgentArgs) -> anyhow::Result<Proof> {
     let server = Some(ServerProof { tls: certificates.current(), name });
     tokio::spawn(certificates.follow());
     Ok(Proof { server, token_file: args.token_file.clone() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gone_flag_says_what_to_do() {
+        for word in ["agent", "--mig-switch", "--mig-reset", "--server-name", "--mps-protocol"] {
+            let said = gone(word).unwrap();
+            assert!(said.starts_with(&format!("`{word}` is gone: leave it out; ")), "{said}");
+        }
+        assert_eq!(gone("--mig-adopt"), None);
+    }
+
+    #[test]
+    fn the_name_of_a_node_needs_no_escaping_in_a_path() {
+        assert_eq!(node_name("gpu-1.example"), Ok("gpu-1.example".to_owned()));
+        assert!(node_name("n1/report?x=").is_err());
+    }
 }

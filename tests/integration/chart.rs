@@ -557,9 +557,21 @@ fn helm_test_runs_doctor_with_rights_that_only_read() {
         let objects = rendered("default", &["--set", set]).unwrap();
         let bound = &find(&objects, "ClusterRoleBinding", "gpupack-test")["roleRef"]["name"];
         assert_eq!(bound, role, "{set}");
-        let script = &find(&objects, "Pod", "gpupack-test")["spec"]["containers"][0]["args"][0];
-        let runs_doctor = script.as_str().unwrap().contains("gpupack doctor --accept-unchecked");
-        assert_eq!(runs_doctor, role == "gpupack-doctor", "{set}: {script}");
+        let containers = &find(&objects, "Pod", "gpupack-test")["spec"]["containers"];
+        let commands: Vec<&Value> =
+            containers.as_array().unwrap().iter().map(|container| &container["args"]).collect();
+        let runs_doctor =
+            commands.iter().any(|args| args[0] == "doctor" && args[1] == "--accept-unchecked");
+        assert_eq!(runs_doctor, role == "gpupack-doctor", "{set}: {commands:?}");
+        let asks = commands.iter().any(|args| args[2] == "--require-reports");
+        assert!(asks, "{set}: {commands:?}");
+        // The image of the agent has no such program.
+        let image = &find(&objects, "Deployment", "gpupack")["spec"]["template"]["spec"]["containers"]
+            [0]["image"];
+        assert!(
+            containers.as_array().unwrap().iter().all(|container| &container["image"] == image),
+            "{containers}"
+        );
         for rule in find(&objects, "ClusterRole", role)["rules"].as_array().unwrap() {
             let (verbs, resources) = (rule["verbs"].as_array().unwrap(), &rule["resources"]);
             let is_review = resources == &json!(["subjectaccessreviews"]); // changes nothing
@@ -572,9 +584,9 @@ fn helm_test_runs_doctor_with_rights_that_only_read() {
     let plain = "tls.enabled=false,certificates.source=helm";
     let objects = rendered("default", &["--set", plain]).unwrap();
     assert_eq!(find(&objects, "RoleBinding", "gpupack-test")["roleRef"]["name"], "gpupack-view");
-    let script = &find(&objects, "Pod", "gpupack-test")["spec"]["containers"][0]["args"][0];
-    let asks = script.as_str().unwrap().matches("--service gpu-system/gpupack:page ").count();
-    assert_eq!(asks, 2, "{script}");
+    let containers = &find(&objects, "Pod", "gpupack-test")["spec"]["containers"];
+    let args = containers.to_string();
+    assert_eq!(args.matches(r#""--service","gpu-system/gpupack:page""#).count(), 2, "{args}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use agent::command::{AgentArgs, node_name, stop};
+use agent::command::{AgentArgs, GRACE, node_name, stop};
 use anyhow::{Context, bail};
 use runtime::clock::Clock;
 use runtime::process::logging;
@@ -54,10 +54,14 @@ fn play(args: &AgentArgs, file: &Path, only: Option<&str>, clock: Clock) -> anyh
     tracing::info!(nodes = fleet.nodes.len(), "playing a fleet");
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     let runtime = builder.enable_all().worker_threads(2).build();
-    runtime.context("cannot start the event loop")?.block_on(async {
+    let runtime = runtime.context("cannot start the event loop")?;
+    let result = runtime.block_on(async {
         let stop = stop()?;
         Ok(run_fleet(&args.config(clock)?, &fleet, stop).await?)
-    })
+    });
+    // A name that is being resolved cannot be interrupted.
+    runtime.shutdown_timeout(GRACE);
+    result
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use crate::top::rows::TopRow;
 use crate::top::sums::Sums;
 use wire::api::commands::{DeviceItem, TenantItem};
 use wire::api::page::{Team, TeamList};
-use wire::api::state::{Node, State};
+use wire::api::state::{Node, NodeReporting, State};
 use wire::ids::is_name;
 
 /// Flags of `gpupack top`.
@@ -35,6 +35,9 @@ enum What {
         /// Order of the rows
         #[arg(long, value_enum, default_value_t, value_name = "COLUMN")]
         sort_by: NodeOrder,
+        /// Fail if no node is there, or the agent of one does not report
+        #[arg(long, conflicts_with = "watch")]
+        require_reports: bool,
         #[command(flatten)]
         common: Common,
     },
@@ -165,8 +168,9 @@ enum TeamOrder {
 pub fn run(args: &TopArgs) -> Result<(), Failure> {
     connect::run(async {
         match &args.what {
-            What::Nodes { sort_by, common } => {
-                common.show(|nodes| node_rows(nodes, *sort_by)).await
+            What::Nodes { sort_by, require_reports, common } => {
+                common.show(|nodes| node_rows(nodes, *sort_by)).await?;
+                if *require_reports { common.all_report().await } else { Ok(()) }
             }
             What::Gpus { sort_by, common } => common.show(|nodes| gpu_rows(nodes, *sort_by)).await,
             What::Tenants { namespace, sort_by, common, .. } => {
@@ -185,8 +189,32 @@ impl Common {
         if let Some(node) = self.node.as_ref().filter(|node| !is_name(node)) {
             return Err(Failure::usage(format!("`{node}` is not a valid node name")));
         }
+        self.shown.show(&self.path(), |state: State| rows(state.nodes)).await
+    }
+
+    fn path(&self) -> String {
         let query = self.node.as_ref().map(|node| format!("?node={node}")).unwrap_or_default();
-        self.shown.show(&format!("/v1/state{query}"), |state: State| rows(state.nodes)).await
+        format!("/v1/state{query}")
+    }
+
+    /// Fails if no node is there, or the agent of one does not report.
+    async fn all_report(&self) -> Result<(), Failure> {
+        let state: State = self.shown.server.connect().await?.ask(&self.path()).await?;
+        let is_silent = |node: &&Node| {
+            matches!(node.state, NodeReporting::NotReporting | NodeReporting::NeverReported)
+        };
+        let silent: Vec<&str> =
+            state.nodes.iter().filter(is_silent).map(|node| node.name.as_str()).collect();
+        if !silent.is_empty() {
+            let silent = silent.join(", ");
+            return Err(Failure::other(format!(
+                "the agents of these nodes do not report: {silent}"
+            )));
+        }
+        match state.nodes.iter().any(|node| node.state == NodeReporting::Reporting) {
+            true => Ok(()),
+            false => Err(Failure::other("no GPU node reports: check the agents")),
+        }
     }
 }
 

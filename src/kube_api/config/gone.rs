@@ -103,24 +103,8 @@ pub const KEYS: &[Gone] = &[
 /// What only papers need.
 const LAB: &str = "gpupack-lab has it, see docs/simulator.md#gpupack-lab";
 
-/// Commands, their flags, and values of these; `*` is any end.
+/// Commands, their flags, and values of these; `*` is any end. Those of the agent are in its crate.
 pub const WORDS: &[Gone] = &[
-    gone(
-        "agent --mig-switch",
-        None,
-        "leave it out; the agent makes instances on GPUs that are in MIG mode",
-    ),
-    gone("agent --mig-reset", None, "leave it out; the agent switches no MIG mode"),
-    gone(
-        "agent --server-name",
-        None,
-        "leave it out; the certificate of every replica needs `gpupack-extender`",
-    ),
-    gone(
-        "agent --mps-protocol",
-        None,
-        "leave it out; the agent speaks protocol 2 with daemons of MPS",
-    ),
     gone(
         "demo --report-rate",
         None,
@@ -253,7 +237,7 @@ mod tests {
             assert!(said.ends_with(gone.advice) && said.contains(gone.name), "{said}");
         }
         assert!(words("simulate --policy without-doubt").unwrap().contains("without-doubt"));
-        for never in ["agent --kubeconfig", "demo --page-listen", "extender", "--listen", ""] {
+        for never in ["agent --mig-adopt", "demo --page-listen", "extender", "--listen", ""] {
             assert_eq!(words(never), None);
         }
     }

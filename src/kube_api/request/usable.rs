@@ -13,7 +13,7 @@ pub const WORKLOAD: &str = "gpupack.dev/workload";
 /// The class that the label of a new pod chooses.
 ///
 /// # Errors
-/// [`RequestError::WorkloadClass`] if there is no such class.
+/// [`RequestError::Workload`] if there is no such class.
 pub fn chosen<'a>(
     rules: &'a RequestRules,
     label: Option<&str>,

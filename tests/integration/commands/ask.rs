@@ -110,6 +110,10 @@ async fn top_shows_nodes_gpus_and_tenants_and_hides_none() {
         "{nodes}"
     );
     fits_80_columns(&nodes);
+    let line = refused(1, &["top", "nodes", "--require-reports", "--server", &url]);
+    assert!(line.contains("the agents of these nodes do not report: gpu-late"), "{line}");
+    let reporting = ["top", "nodes", "--require-reports", "--node", "gpu-a", "--server", &url];
+    assert_eq!(printed(&reporting).lines().count(), 2);
     let gpus = printed(&["top", "gpus", "--no-unicode", "--sort-by", "share", "--server", &url]);
     let rows: Vec<&str> = gpus.lines().collect();
     assert_eq!(rows.len(), 5, "{gpus}");

@@ -15,12 +15,12 @@ app.kubernetes.io/part-of: gpupack
 {{- end -}}
 {{- end }}
 
-{{/* The image of extender and webhook. */}}
+{{/* The image of extender, webhook and test. */}}
 {{- define "gpupack.ownImage" -}}
 {{ include "gpupack.image" (list .Values.image .Chart.AppVersion) }}
 {{- end }}
 
-{{/* The image of agents and of the test, which has a shell. */}}
+{{/* The image of agents, which has a shell. */}}
 {{- define "gpupack.agentImage" -}}
 {{ include "gpupack.image" (list .Values.agents.image .Chart.AppVersion) }}
 {{- end }}

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::{self, ExitCode};
 
-use agent::command;
+use ::agent::command::gone as gone_of_agent;
 use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use cli::base::failure::Failure;
@@ -110,7 +110,7 @@ fn refuse(error: &clap::Error) -> ! {
             words.extend(text.split(' ').next().map(str::to_owned)); // without the name of its value
         }
     }
-    let of_agent = words.get(1).filter(|_| command == "agent").and_then(|flag| command::gone(flag));
+    let of_agent = words.get(1).filter(|_| command == "agent").and_then(|flag| gone_of_agent(flag));
     let Some(gone) = of_agent.or_else(|| gone::words(&words.join(" "))) else { error.exit() };
     let _ = writeln!(io::stderr(), "gpupack: {gone}"); // without stderr there is no place for it
     process::exit(2) // as clap does

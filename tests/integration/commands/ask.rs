@@ -110,7 +110,9 @@ async fn top_shows_nodes_gpus_and_tenants_and_hides_none() {
         "{nodes}"
     );
     fits_80_columns(&nodes);
-    let line = refused(1, &["top", "nodes", "--require-reports", "--server", &url]);
+    let silent = gpupack(&["top", "nodes", "--require-reports", "--server", &url]);
+    let line = text(&silent.stderr);
+    assert_eq!((silent.status.code(), &*text(&silent.stdout)), (Some(1), &*nodes), "{line}");
     assert!(line.contains("the agents of these nodes do not report: gpu-late"), "{line}");
     let reporting = ["top", "nodes", "--require-reports", "--node", "gpu-a", "--server", &url];
     assert_eq!(printed(&reporting).lines().count(), 2);

@@ -164,8 +164,8 @@ pub enum LocalCost {
 }
 
 impl LocalCost {
-    /// Its cost at these prices as a number: see [`Cost::key`].
-    #[inline]
+    /// Its cost at these prices as a number: see [`Cost::key`]. Once for each node of a call.
+    #[inline(always)]
     pub fn key(&self, prices: &ScarcityPrices) -> u128 {
         match self {
             Self::Ranked(cost) => cost.key(),

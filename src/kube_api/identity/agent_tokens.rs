@@ -4,6 +4,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use k8s_openapi::api::authentication::v1::UserInfo;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client};
@@ -48,16 +50,17 @@ impl AgentTokens {
         Self { known: KnownTokens::new(time), ..self }
     }
 
-    /// The pod that sends this header, from this address.
+    /// The pod that sends this header, from this address. Boxed, as all that reads whole objects: otherwise
+    /// the code for that would be built again in each crate that waits for it.
     ///
     /// # Errors
     /// [`TokenRefusal`].
-    pub async fn agent(
-        &self,
-        authorization: Option<&str>,
+    pub fn agent<'a>(
+        &'a self,
+        authorization: Option<&'a str>,
         address: IpAddr,
-    ) -> Result<Arc<AgentPod>, TokenRefusal> {
-        self.known.sender(authorization, address, |token| self.reviewed(token)).await
+    ) -> BoxFuture<'a, Result<Arc<AgentPod>, TokenRefusal>> {
+        self.known.sender(authorization, address, |token| self.reviewed(token)).boxed()
     }
 
     async fn reviewed(&self, token: &str) -> Result<AgentPod, TokenRefusal> {

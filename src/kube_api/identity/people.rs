@@ -5,6 +5,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use k8s_openapi::api::authentication::v1::UserInfo;
 use k8s_openapi::api::authorization::v1::{
     NonResourceAttributes, ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
@@ -97,20 +99,31 @@ impl People {
     ///
     /// # Errors
     /// [`TokenRefusal`].
-    pub async fn sender(
-        &self,
-        authorization: Option<&str>,
+    pub fn sender<'a>(
+        &'a self,
+        authorization: Option<&'a str>,
         address: IpAddr,
-    ) -> Result<Arc<Person>, TokenRefusal> {
-        let ask = async |token| user_of(&self.client, token, None).await.map(Person::from);
-        self.known.sender(authorization, address, ask).await
+    ) -> BoxFuture<'a, Result<Arc<Person>, TokenRefusal>> {
+        self.known.sender(authorization, address, |token| self.reviewed(token)).boxed()
+    }
+
+    async fn reviewed(&self, token: &str) -> Result<Person, TokenRefusal> {
+        user_of(&self.client, token, None).await.map(Person::from)
     }
 
     /// Whether a user has a right.
     ///
     /// # Errors
     /// The API server does not say.
-    pub async fn may(&self, person: &Arc<Person>, right: Right) -> Result<bool, TokenRefusal> {
+    pub fn may<'a>(
+        &'a self,
+        person: &'a Arc<Person>,
+        right: Right,
+    ) -> BoxFuture<'a, Result<bool, TokenRefusal>> {
+        self.known_right(person, right).boxed()
+    }
+
+    async fn known_right(&self, person: &Arc<Person>, right: Right) -> Result<bool, TokenRefusal> {
         let question = review(person, &right);
         let answer = self.rights.try_get_with((Arc::clone(person), right), async {
             let _turn = self.questions.acquire().await.expect("the semaphore is never closed");

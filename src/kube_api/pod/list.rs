@@ -3,6 +3,8 @@
 
 use std::fmt::Debug;
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::ListParams;
 use kube::{Api, Client};
@@ -46,16 +48,16 @@ impl ListedNode {
 ///
 /// # Errors
 /// Errors of the API server or of the connection.
-pub async fn nodes(client: Client) -> Result<Vec<ListedNode>, kube::Error> {
-    all(Api::<Node>::all(client), ListedNode::from_api).await
+pub fn nodes(client: Client) -> BoxFuture<'static, Result<Vec<ListedNode>, kube::Error>> {
+    all(Api::<Node>::all(client), ListedNode::from_api).boxed()
 }
 
 /// All pods, also those that have ended.
 ///
 /// # Errors
 /// Errors of the API server or of the connection.
-pub async fn pods(client: Client) -> Result<Vec<SeenPod>, kube::Error> {
-    all(Api::<Pod>::all(client), SeenPod::from_api).await
+pub fn pods(client: Client) -> BoxFuture<'static, Result<Vec<SeenPod>, kube::Error>> {
+    all(Api::<Pod>::all(client), SeenPod::from_api).boxed()
 }
 
 async fn all<K, Seen>(api: Api<K>, read: fn(&K) -> Seen) -> Result<Vec<Seen>, kube::Error>

@@ -131,8 +131,8 @@ impl<'de, F: WatchedFacts> Deserialize<'de> for Watched<F> {
 ///
 /// # Errors
 /// It is not the JSON of a pod.
-pub fn watched_pod(json: &[u8]) -> Result<SeenPod, serde_json::Error> {
-    serde_json::from_slice::<Watched<SeenPod>>(json).map(|pod| pod.facts)
+pub fn watched_pod(json: &str) -> Result<SeenPod, serde_json::Error> {
+    serde_json::from_str::<Watched<SeenPod>>(json).map(|pod| pod.facts)
 }
 
 impl<F: WatchedFacts> Resource for Watched<F> {

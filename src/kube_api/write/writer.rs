@@ -105,7 +105,7 @@ impl ApiWriter {
         let request = pods(key).get(key.name(), &GetParams::default());
         let reply = self.exchange(request, self.timeout).await?;
         match reply.status {
-            200..=299 => object_of(&reply).map(Some),
+            200..=299 => pod_of(&reply).map(Some),
             404 => Ok(None),
             _ => Err(cause_of(&reply)),
         }
@@ -193,9 +193,9 @@ impl ApiWriter {
         if !(200..=299).contains(&reply.status) {
             return Err(cause_of(&reply));
         }
-        let labeled = object_of::<List<Pod>>(&reply)?.items.into_iter().map(|pod| pod.metadata);
-        let (known, others): (Vec<_>, Vec<_>) =
-            labeled.partition(|pod| pod.name.as_deref() == Some(own.name()));
+        let (known, others): (Vec<_>, Vec<_>) = listed_pods(&reply)?
+            .into_iter()
+            .partition(|pod| pod.name.as_deref() == Some(own.name()));
         let labels = known.first().and_then(|pod| pod.labels.as_ref());
         // The new one first: without an endpoint, no connection could be made.
         if labels.and_then(|labels| labels.get(LEADER)).is_none_or(|value| value != "true") {
@@ -245,7 +245,7 @@ impl ApiWriter {
             Err(cause) => return PatchOutcome::Undecided { cause },
         };
         match reply.status {
-            200..=299 => match object_of(&reply) {
+            200..=299 => match pod_of(&reply) {
                 Ok(pod) => PatchOutcome::Patched { pod: Box::new(pod) },
                 Err(cause) => PatchOutcome::Undecided { cause },
             },
@@ -369,7 +369,19 @@ impl ApiWriter {
 /// The object in the body of an answer.
 pub(crate) fn object_of<T: DeserializeOwned>(answer: &ApiAnswer) -> Result<T, Cause> {
     let body = answer.body.as_ref().ok_or(Cause::Timeout)?;
-    serde_json::from_slice(body).map_err(|error| Cause::Body { fault: error.to_string() })
+    // From text, as kube-rs reads: from bytes, all would be built a second time.
+    let text = str::from_utf8(body).map_err(|error| Cause::Body { fault: error.to_string() })?;
+    serde_json::from_str(text).map_err(|error| Cause::Body { fault: error.to_string() })
+}
+
+// Functions of one type: what waits for them in other crates does not build them again.
+fn pod_of(answer: &ApiAnswer) -> Result<Pod, Cause> {
+    object_of(answer)
+}
+
+fn listed_pods(answer: &ApiAnswer) -> Result<Vec<ObjectMeta>, Cause> {
+    let pods: List<Pod> = object_of(answer)?;
+    Ok(pods.items.into_iter().map(|pod| pod.metadata).collect())
 }
 
 /// The message of a failure, or the beginning of another body.

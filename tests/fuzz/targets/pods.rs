@@ -24,7 +24,7 @@ use wire::ids::NodeName;
 pub(crate) fn pod(json: &[u8]) {
     let Ok(text) = std::str::from_utf8(json) else { return };
     let of_verb = SeenPod::from_json(text);
-    let of_watch = watched_pod(json);
+    let of_watch = watched_pod(text);
     let whole = serde_json::from_slice::<Pod>(json).map(|pod| SeenPod::from_api(&pod));
     if let (Ok(verb), Ok(whole)) = (&of_verb, &whole) {
         assert_eq!(verb, whole);
@@ -269,7 +269,7 @@ fn completed(mut pod: Value, config: &Config) {
     for (field, value) in [("uid", "u"), ("name", "p"), ("namespace", "n")] {
         pod["metadata"][field] = json!(value);
     }
-    let watched = watched_pod(pod.to_string().as_bytes());
+    let watched = watched_pod(&pod.to_string());
     let Ok(mut seen) = SeenPod::from_json(&pod.to_string()) else { return };
     assert_eq!(Some(&seen), watched.as_ref().ok());
     seen.judge(&config.request_rules());

@@ -149,7 +149,8 @@ async fn standing(app: &Arc<App>) {
             app.outbox.push(app.ledger.stand_down_all());
             holds = holds.without_lead();
             if !app.lead.leading.is_here() && !app.room.preemptors.is_following() {
-                let noted = app.pods.pending.iter().filter(|pod| pod.room_note.is_some());
+                let noted =
+                    app.pods.pending.iter().filter(|pod| pod.annotations.room_note.is_some());
                 app.room.preemptors.follow(noted.map(|pod| pod.key().clone()));
             }
             continue;

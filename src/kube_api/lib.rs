@@ -53,6 +53,7 @@ pub mod pod {
     pub(crate) mod pod_fields;
     pub mod start_failure;
     pub mod gpu_container;
+    pub mod seen_parts;
     pub mod seen_pod;
     pub mod list;
     pub mod watched;

@@ -124,7 +124,7 @@ impl Kubelet {
         if let Ok(Some(placement)) = &pod.placement {
             self.start_program(uid, placement, now);
         }
-        if let Some(container) = &pod.gpu_container {
+        if let Some(container) = &pod.containers.gpu {
             let requests = json!({"cpu": format!("{}m", container.cpu_milli)});
             let status = json!({"name": container.name, "image": "", "imageID": "", "ready": true,
                 "containerID": format!("demo://{}", hosted.containers),

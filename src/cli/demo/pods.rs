@@ -361,7 +361,7 @@ mod tests {
         for (pod, seen) in &pods {
             assert_eq!(seen.pod.uid.as_str(), pod.uid);
             assert_eq!(seen.pod.to_string(), format!("{}/{}", pod.namespace, pod.name));
-            assert_eq!(seen.created_unix_seconds, 1_772_442_847);
+            assert_eq!(seen.life.created_unix_seconds, 1_772_442_847);
             assert!(pod.json.len() > 3_000 && !pod.json.contains("@a"), "{}", pod.json);
         }
         let same = drawn(7, Draw::Everything);
@@ -396,11 +396,11 @@ mod tests {
                 let seen = SeenPod::from_json(&pod.json).unwrap();
                 let request = seen.request.unwrap().unwrap();
                 assert_eq!(request.movable, Movable::Restart);
-                assert!(request.limit.is_some() && seen.gpu_container.is_some(), "{}", pod.json);
+                assert!(request.limit.is_some() && seen.containers.gpu.is_some(), "{}", pod.json);
             }
         }
         for (_, seen) in drawn(7, Draw::Sound) {
-            assert!(seen.gpu_container.is_none(), "{seen:?}");
+            assert!(seen.containers.gpu.is_none(), "{seen:?}");
         }
         let rules = lending(&pools());
         assert!(rules.lends() && !pools().lends());

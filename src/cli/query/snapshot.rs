@@ -121,7 +121,7 @@ async fn query_api_server(kubeconfig: Option<&Path>) -> Result<Cluster> {
     let client = kube::Client::try_from(config).context("cannot make a Kubernetes client")?;
     let nodes = list::nodes(client.clone()).await.context("cannot list nodes")?;
     let pods = list::pods(client).await.context("cannot list pods")?;
-    let pods: Vec<SeenPod> = pods.into_iter().filter(|pod| !pod.is_terminal).collect();
+    let pods: Vec<SeenPod> = pods.into_iter().filter(|pod| !pod.life.is_terminal).collect();
     let refused = pods.iter().filter(|pod| pod.request.is_err()).count();
     Ok(Cluster {
         nodes: nodes.into_iter().map(cluster_node).collect(),
@@ -145,13 +145,14 @@ fn cluster_node(node: ListedNode) -> ClusterNode {
 
 /// The pod; `None` if its request is not valid.
 fn cluster_pod(pod: SeenPod) -> Option<ClusterPod> {
+    let created = u64::try_from(pod.life.created_unix_seconds).ok();
     Some(ClusterPod {
         name: pod.pod.name.to_string(),
         node: pod.node.map(|node| node.to_string()),
         host: pod.host,
         gpu: pod.request.ok()?,
-        created_unix_seconds: u64::try_from(pod.created_unix_seconds).ok().filter(|at| *at > 0),
-        priority: pod.priority,
+        created_unix_seconds: created.filter(|at| *at > 0),
+        priority: pod.scheduling.priority,
         held: None,
     })
 }

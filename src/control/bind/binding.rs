@@ -92,9 +92,9 @@ impl Call<'_> {
     fn check_passed(&self, pod: &SeenPod) -> Result<(), BindError> {
         let app = self.app;
         if !app.is_ours(pod) {
-            return Err(BindError::NotOurs { scheduler: pod.scheduler_name.clone() });
+            return Err(BindError::NotOurs { scheduler: pod.scheduling.scheduler.clone() });
         }
-        if pod.is_gated {
+        if pod.scheduling.is_gated {
             return Err(BindError::Gated);
         }
         if mutated(Mutation::UnpassedBind) {
@@ -279,7 +279,7 @@ fn keep_room(
     if let Kept::Standing(kept_for) = kept {
         let node = NodeName::new(args.node.as_str());
         let first = Holder::first(uid, &pod.namespace, query);
-        let holder = Holder { controller: pod.controller, kept_for, ..first };
+        let holder = Holder { controller: pod.life.controller, kept_for, ..first };
         let (_, events) = app.ledger.stand_again(holder, &node, |_| true);
         app.outbox.push(events);
         // Other pods of the team may have got meanwhile what this one counted.
@@ -345,7 +345,7 @@ async fn wait_for_guests(call: &Call<'_>, pod: &PodRef) -> Result<Placement, Bin
 fn placed(app: &App, pod: &SeenPod, placement: &Placement) {
     let uid = &pod.pod.uid;
     app.settle_pod(uid);
-    let created = u64::try_from(pod.created_unix_seconds).unwrap_or(0);
+    let created = u64::try_from(pod.life.created_unix_seconds).unwrap_or(0);
     if let Ok(Some(request)) = &pod.request
         && created > 0
     {

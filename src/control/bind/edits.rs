@@ -33,7 +33,7 @@ pub(crate) fn see_written(app: &App, seen: &SeenPod) {
     let (Ok(Some(placement)), Some(node)) = (&seen.placement, &seen.node) else { return };
     let uid = &seen.pod.uid;
     let known = app.pods.edits.written().get(uid).cloned();
-    let is_same = known.as_ref().is_some_and(|known| known.written == seen.written);
+    let is_same = known.as_ref().is_some_and(|known| known.written == seen.annotations.written);
     if is_same || app.ledger.reservation(uid).is_none_or(|held| held.placement != *placement) {
         return;
     }
@@ -46,7 +46,7 @@ pub(crate) fn see_written(app: &App, seen: &SeenPod) {
     app.pods
         .edits
         .written()
-        .insert(uid.clone(), KnownPlacement::new(seen.written.clone(), placement));
+        .insert(uid.clone(), KnownPlacement::new(seen.annotations.written.clone(), placement));
 }
 
 /// Writes an event that the placement was edited, and notes the pod to be written back.
@@ -124,7 +124,7 @@ async fn restore(app: &App, pod: &PodRef) -> Result<bool, String> {
     let seen = SeenPod::from_api(&read);
     let known = app.pods.edits.written().get(&pod.uid).cloned();
     let known = known.filter(|known| known.is_of(&held.placement)).map(|known| known.written);
-    let is_same = known.as_ref().is_none_or(|known| *known == seen.written);
+    let is_same = known.as_ref().is_none_or(|known| *known == seen.annotations.written);
     let is_ours = is_same && seen.placement.as_ref() == Ok(&Some(held.placement.clone()));
     if is_ours || seen.pod.uid != pod.uid {
         return Ok(false);
@@ -151,7 +151,7 @@ async fn restore(app: &App, pod: &PodRef) -> Result<bool, String> {
     app.pods.edits.wrote(&pod.uid, &held.placement.node, &annotations);
     let patch = patch_to(&annotations, &read.metadata.annotations.unwrap_or_default());
     let version = seen.resource_version.as_str();
-    match app.writer.write_placement(&key, &pod.uid, version, seen.fenced_by, &patch).await {
+    match app.writer.write_placement(&key, &pod.uid, version, seen.fence.by, &patch).await {
         PatchOutcome::Patched { .. } => {
             tracing::warn!(pod_uid = %pod.uid, %pod, node = %held.placement.node, "the placement annotations of a pod were not those of the ledger: gpupack wrote them");
             Ok(true)

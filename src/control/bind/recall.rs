@@ -165,7 +165,7 @@ async fn step(app: &Arc<App>, (pod, key): (&PodRef, &PodKey), waits: &mut Waits)
     };
     let Read { seen, annotations, .. } = &read;
     waits.may_be_home |= may_be_home(&guest, annotations);
-    let Some(container) = &seen.gpu_container else {
+    let Some(container) = &seen.containers.gpu else {
         return match guest.leaving {
             None => failed(app, pod, NO_RESTART),
             Some(_) => count_on_both(app, pod, NO_RESTART),
@@ -203,7 +203,7 @@ fn catch_up(app: &App, pod: &PodRef, guest: &Guest, seen: &SeenPod) -> Option<Ne
     let written = seen.placement.as_ref().ok().and_then(Option::as_ref);
     let shows_move =
         written.and_then(|it| it.guest.as_ref()).is_some_and(|it| it.leaving.is_some());
-    let has_started = cannot_start(app, &pod.uid) && seen.start_failure.is_none();
+    let has_started = cannot_start(app, &pod.uid) && seen.containers.start_failure.is_none();
     // An earlier process has written the move, or the container needs none any more.
     if guest.leaving.is_none() && (shows_move || has_started) {
         app.see_bound(seen);
@@ -520,7 +520,7 @@ pub(crate) enum Resized {
 
 /// Changes the CPU request of a container in one direction, or in the other if the first is refused.
 pub(crate) async fn resize(app: &App, (pod, key): (&PodRef, &PodKey), seen: &SeenPod) -> Resized {
-    let Some(container) = &seen.gpu_container else { return Resized::Not(Next::Done) };
+    let Some(container) = &seen.containers.gpu else { return Resized::Not(Next::Done) };
     let written = seen.placement.as_ref().ok().and_then(Option::as_ref);
     let moved = written.and_then(|it| it.guest.as_ref()?.leaving.as_ref());
     let mut fault = String::new();
@@ -556,7 +556,7 @@ async fn take_back(
         return count_on_both(app, known.pod, fault);
     }
     let is_same = |seen: &SeenPod| {
-        let container = seen.gpu_container.as_ref();
+        let container = seen.containers.gpu.as_ref();
         container.is_some_and(|it| it.is_running && *it.id == *leaving.container)
     };
     if !is_same(seen) {
@@ -675,7 +675,7 @@ async fn try_slowly(
     Read { seen, pending, .. }: &Read,
 ) -> Next {
     let uid = &known.pod.uid;
-    let Some(container) = seen.gpu_container.as_ref().filter(|_| pending.is_none()) else {
+    let Some(container) = seen.containers.gpu.as_ref().filter(|_| pending.is_none()) else {
         return Next::After(TRY_SLOWLY);
     };
     if container.cpu_milli == leaving.cpu_milli {

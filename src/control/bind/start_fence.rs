@@ -138,7 +138,7 @@ async fn fence_waiting(app: &App, (pod, named): &Pending, value: &str) -> bool {
             }
             true
         }
-        Fenced::Open { pod: Some(now), cause } if now.full_annotations().is_some() => {
+        Fenced::Open { pod: Some(now), cause } if now.annotations.full().is_some() => {
             // An earlier run cannot bind it in this version either, and older versions have ended.
             tracing::warn!(pod_uid = %pod.uid, %pod, %cause, "a pod's annotations are full: it cannot get a placement");
             true

@@ -88,7 +88,7 @@ async fn step(app: &Arc<App>, (pod, key): (&PodRef, &PodKey), order: &mut Option
         Ok(read) => read,
         Err(next) => return next,
     };
-    let Some(container) = &seen.gpu_container else {
+    let Some(container) = &seen.containers.gpu else {
         return failed(app, pod, NO_RESTART);
     };
     let is_open = |order: &Order| container.cpu_milli == order.before.cpu_milli;
@@ -168,7 +168,7 @@ async fn lower_limit(
     app.pods.edits.wrote(&pod.uid, &held.placement.node, &all);
     let patch = BTreeMap::from([(MPS_MEMORY.to_owned(), Some(limit))]);
     let version = seen.resource_version.as_str();
-    let outcome = app.writer.write_placement(key, &pod.uid, version, seen.fenced_by, &patch).await;
+    let outcome = app.writer.write_placement(key, &pod.uid, version, seen.fence.by, &patch).await;
     if matches!(outcome, PatchOutcome::Conflict | PatchOutcome::Refused { .. }) {
         app.pods.edits.did_not_write(&pod.uid, known, &all);
     }

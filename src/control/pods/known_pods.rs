@@ -48,7 +48,7 @@ impl App {
     pub fn fenced(&self, pod: &SeenPod) -> Ordering {
         let (uid, now) = (&pod.pod.uid, self.clock.now());
         match self.writer.fenced(pod) {
-            Ordering::Greater if self.binding.other_fences.is_old(uid, pod.fence, now) => {
+            Ordering::Greater if self.binding.other_fences.is_old(uid, pod.fence.digest, now) => {
                 Ordering::Less
             }
             // With a Lease, no Binding of an earlier term can succeed any more.
@@ -67,8 +67,8 @@ impl App {
             self.binding.other_placements.forget(uid);
             return false;
         }
-        self.binding.other_placements.see(uid, pod.fence, now);
-        !self.binding.other_placements.is_old(uid, pod.fence, now)
+        self.binding.other_placements.see(uid, pod.fence.digest, now);
+        !self.binding.other_placements.is_old(uid, pod.fence.digest, now)
     }
 
     /// Notes who last wrote where a bound pod runs, while this process takes in its first list: that process had
@@ -76,7 +76,8 @@ impl App {
     pub(crate) fn see_before(&self, pod: &SeenPod) {
         let is_first = self.lead.replica.is_none() && !self.ledger.is_listed();
         if is_first && self.writer.fenced(pod) == Ordering::Greater {
-            self.binding.other_placements.see_before(&pod.pod.uid, pod.fence, self.clock.now());
+            let (uid, now) = (&pod.pod.uid, self.clock.now());
+            self.binding.other_placements.see_before(uid, pod.fence.digest, now);
         }
     }
 
@@ -94,9 +95,9 @@ impl App {
     }
 
     pub(crate) fn see_fence(&self, pod: &SeenPod) {
-        let uid = &pod.pod.uid;
+        let (uid, fence) = (&pod.pod.uid, pod.fence.digest);
         match self.writer.fenced(pod) {
-            Ordering::Greater => self.binding.other_fences.see(uid, pod.fence, self.clock.now()),
+            Ordering::Greater => self.binding.other_fences.see(uid, fence, self.clock.now()),
             Ordering::Less | Ordering::Equal => self.binding.other_fences.forget(uid),
         }
     }
@@ -221,6 +222,6 @@ impl App {
         }
         // Last: room is only looked for again for a pod that waits.
         let is_of_earlier = self.writer.fenced(pod) == Ordering::Less;
-        self.room.preemptors.see_note(uid, pod.room_note.is_some(), is_of_earlier);
+        self.room.preemptors.see_note(uid, pod.annotations.room_note.is_some(), is_of_earlier);
     }
 }

@@ -26,7 +26,7 @@ impl App {
         }
         self.outbox.push(events);
         // Of one whose end was seen nothing is noted: no list and no watch would say again that it ended.
-        if !seen.is_terminal && !self.ledger.has_ended(&seen.pod.uid) {
+        if !seen.life.is_terminal && !self.ledger.has_ended(&seen.pod.uid) {
             Sink::pod(self, seen);
         }
     }
@@ -51,8 +51,8 @@ impl Sink for App {
     }
 
     fn fact(&self, pod: &SeenPod, request: Option<Arc<GpuRequest>>) -> PodFact {
-        let class = self.request_rules.workloads.of(&pod.priority_class);
-        let bound_by_us = pod.fenced_by.is_some() && self.writer.fenced(pod).is_eq();
+        let class = self.request_rules.workloads.of(&pod.scheduling.priority_class);
+        let bound_by_us = pod.fence.by.is_some() && self.writer.fenced(pod).is_eq();
         let fact = pod.fact(request);
         let protection = class.and_then(|class| class.protection);
         let is_of_other = !self.lead.leading.is_here();
@@ -83,15 +83,15 @@ impl Sink for App {
         if pod.node.is_some() {
             self.see_before(pod);
         }
-        match pod.node.is_some() && !pod.is_deleting {
+        match pod.node.is_some() && !pod.life.is_deleting {
             true => self.see_member(pod),
             false => self.room.bound_groups.forget(&pod.pod.uid),
         }
-        if pod.start_failure.is_none() {
+        if pod.containers.start_failure.is_none() {
             self.pods.start_failures.remove(&pod.pod.uid);
         }
         let uid = &pod.pod.uid;
-        let waits = pod.node.is_none() && !pod.is_deleting && self.is_ours(pod);
+        let waits = pod.node.is_none() && !pod.life.is_deleting && self.is_ours(pod);
         if !waits {
             self.forget_waiting(uid);
             return self.settle_pod(uid);
@@ -106,7 +106,7 @@ impl Sink for App {
         }
         self.pods.without_gpu.remove(uid);
         let pod = Arc::new(pod);
-        if pod.is_gated {
+        if pod.scheduling.is_gated {
             // A note from a verb, of a pod that the watch did not show yet, is newer than this.
             if self.pods.pending.remove(uid).is_some() {
                 self.waiting.remove(uid);
@@ -121,11 +121,11 @@ impl Sink for App {
 
     fn start_failed(&self, pod: &SeenPod, failure: &StartFailure) {
         self.tell(&pod.pod, NoticeReason::GpuStartFailed, failure.note());
-        if pod.is_terminal {
+        if pod.life.is_terminal {
             return;
         }
         self.pods.start_failures.insert(pod.pod.uid.clone(), failure.clone());
-        let container = pod.gpu_container.as_ref();
+        let container = pod.containers.gpu.as_ref();
         if let Some(refused) =
             container.filter(|container| failure.is_of_device_of(&container.name))
         {

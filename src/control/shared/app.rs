@@ -196,7 +196,7 @@ impl App {
     pub(crate) fn ruled_request(&self, pod: &SeenPod) -> Option<GpuRequest> {
         let request = pod.request.as_ref().ok().and_then(Option::as_ref)?;
         let rules = &self.request_rules;
-        let class = rules.workloads.of(&pod.priority_class);
+        let class = rules.workloads.of(&pod.scheduling.priority_class);
         Some(GpuRequest {
             policy: request.policy.or_else(|| class?.policy),
             pools: rules.access.of(&pod.namespace).pools.clone(),
@@ -225,12 +225,12 @@ impl App {
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),
             query,
-            priority: pod.priority,
-            may_preempt: pod.may_preempt,
-            created_unix_seconds: pod.created_unix_seconds,
-            controller: pod.controller,
+            priority: pod.scheduling.priority,
+            may_preempt: pod.scheduling.may_preempt,
+            created_unix_seconds: pod.life.created_unix_seconds,
+            controller: pod.life.controller,
             group: pod.group.clone(),
-            edition: pod.edition,
+            edition: pod.scheduling.edition,
         }
     }
 
@@ -244,7 +244,7 @@ impl App {
 
     /// Whether a pod is for one of our schedulers.
     pub fn is_ours(&self, pod: &SeenPod) -> bool {
-        self.config.scheduler_names.contains(&pod.scheduler_name)
+        self.config.scheduler_names.contains(&pod.scheduling.scheduler)
     }
 
     /// Notes how a requeue ended, if one did. The room may be for another pod now.
@@ -283,7 +283,7 @@ impl App {
     /// Writes an event where a pod is placed, how it is isolated there, and whether it sees its
     /// GPU. If the operator does not want these events, only a pod that does not see it gets one.
     pub fn tell_placed(&self, pod: &SeenPod, placement: &Placement) {
-        if !self.config.placed_events && pod.takes_devices {
+        if !self.config.placed_events && pod.containers.takes_devices {
             return;
         }
         let mut note = format!("placed on node {}", placement.node);
@@ -311,7 +311,7 @@ impl App {
             }
             ConfiguredIsolation::Hardware => "; it has no neighbors on the device",
         });
-        if !pod.takes_devices {
+        if !pod.containers.takes_devices {
             note.push_str(
                 "; it does not see its GPU: no container has a variable from the annotation ",
             );
@@ -405,7 +405,7 @@ impl App {
     pub(crate) fn earlier_rooms(&self) -> Vec<(PodUid, RoomNote)> {
         let earlier = self.room.preemptors.earlier().into_iter();
         let noted = earlier.filter_map(|uid| {
-            let note = self.pods.pending.get(&uid)?.room_note.clone()?;
+            let note = self.pods.pending.get(&uid)?.annotations.room_note.clone()?;
             Some((uid, note))
         });
         noted.collect()

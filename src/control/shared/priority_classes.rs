@@ -22,9 +22,9 @@ pub struct PriorityClasses {
 impl PriorityClasses {
     /// Notes the priority class of a pod that requests a GPU.
     pub fn see(&self, pod: &SeenPod) {
-        if pod.request != Ok(None) && !pod.priority_class.is_empty() {
+        if pod.request != Ok(None) && !pod.scheduling.priority_class.is_empty() {
             let known = self.of_pods.entry(pod.pod.uid.clone());
-            known.or_insert_with(|| Arc::from(pod.priority_class.as_str()));
+            known.or_insert_with(|| Arc::from(pod.scheduling.priority_class.as_str()));
         }
     }
 

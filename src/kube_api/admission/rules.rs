@@ -38,7 +38,8 @@ use crate::containers::admission_error::AdmissionError;
 use crate::containers::container_view::{ContainerList, ContainerView, containers};
 use crate::containers::injection::{Changes, Clients, Owned, blank, granted};
 use crate::containers::mps;
-use crate::pod::seen_pod::{DEFAULT_SCHEDULER, class_of, container_requests, scheduler_of};
+use crate::pod::seen_parts::{DEFAULT_SCHEDULER, scheduler_of};
+use crate::pod::seen_pod::{class_of, container_requests};
 use crate::request::annotations::{
     CONTAINER, DEVICE_COUNT, FRACTION, MAX_MOVE_GRACE, parse_move_grace, parse_request,
 };

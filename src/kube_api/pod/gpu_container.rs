@@ -129,7 +129,7 @@ mod tests {
                 "resizePolicy": [{"resourceName": "cpu", "restartPolicy": "RestartContainer"}]}]},
             "status": {"containerStatuses": [status]},
         });
-        SeenPod::from_json(&pod.to_string()).unwrap().gpu_container.unwrap()
+        SeenPod::from_json(&pod.to_string()).unwrap().containers.gpu.unwrap()
     }
 
     #[test]
@@ -183,7 +183,7 @@ mod tests {
             });
             let seen = SeenPod::from_json(&pod.to_string()).unwrap();
             let movable = if is_movable { Movable::Restart } else { Movable::Never };
-            assert_eq!(seen.gpu_container.is_some(), is_movable, "{pod}");
+            assert_eq!(seen.containers.gpu.is_some(), is_movable, "{pod}");
             assert_eq!(seen.request.unwrap().unwrap().movable, movable, "{pod}");
         }
     }

@@ -382,9 +382,9 @@ mod tests {
         assert!(all.len() > 90 && equal > 150, "{equal} of {} places", all.len());
         let whole: Pod = serde_json::from_value(pod()).expect("a pod");
         let seen = SeenPod::from_api(&whole);
-        assert!(seen.takes_devices && seen.start_failure.is_some() && seen.is_gated);
-        assert!(!seen.may_preempt);
-        assert_eq!(seen.started_unix_seconds - seen.created_unix_seconds, 7);
+        assert!(seen.containers.takes_devices && seen.containers.start_failure.is_some());
+        assert!(seen.scheduling.is_gated && !seen.scheduling.may_preempt);
+        assert_eq!(seen.life.started_unix_seconds - seen.life.created_unix_seconds, 7);
     }
 
     #[test]
@@ -445,7 +445,7 @@ mod tests {
         assert_eq!(container.env.as_ref().map(Vec::len), Some(1));
         assert!(container.resources.as_ref().unwrap().claims.is_none());
         assert!(spec.ephemeral_containers.is_none() && pod.status.unwrap().conditions.is_none());
-        assert!(SeenPod::from_json(&json).unwrap().takes_devices);
+        assert!(SeenPod::from_json(&json).unwrap().containers.takes_devices);
     }
 
     #[test]

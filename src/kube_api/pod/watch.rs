@@ -327,7 +327,7 @@ impl PodWatch {
         let request = self.sink.request(seen);
         if let (Some(recalled), Some(request)) = (&mut self.recalled, &request) {
             let kind = RequestType::new(Some(request), seen.host.cpu);
-            let key = (seen.created_unix_seconds, seen.pod.uid.clone());
+            let key = (seen.life.created_unix_seconds, seen.pod.uid.clone());
             recalled.insert(key, (kind, seen.host.memory));
             if recalled.len() > WINDOW {
                 recalled.pop_first();
@@ -340,17 +340,18 @@ impl PodWatch {
         let request = request.map(|request| self.shared(&request));
         let fact = self.sink.fact(seen, request);
         let events = self.ledger.see_pod(&fact, self.clock.now());
-        if seen.is_terminal {
+        if seen.life.is_terminal {
             self.sink.pod_ended(&seen.pod.uid);
-            if seen.has_succeeded {
+            if seen.life.has_succeeded {
                 self.sink.pod_succeeded(seen);
             }
         } else {
             self.sink.pod(seen);
         }
         // A pod that had already ended when it was listed is not news.
-        let is_news = !seen.is_terminal || self.relisted.is_none();
-        if let (true, Ok(Some(_)), Some(failure)) = (is_news, &seen.placement, &seen.start_failure)
+        let is_news = !seen.life.is_terminal || self.relisted.is_none();
+        if let (true, Ok(Some(_)), Some(failure)) =
+            (is_news, &seen.placement, &seen.containers.start_failure)
         {
             self.sink.start_failed(seen, failure);
         }

@@ -10,7 +10,8 @@ use std::fmt;
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::containers::mps::ClientLimits;
-use crate::pod::seen_pod::{MAX_ANNOTATION_BYTES, SeenPod};
+use crate::pod::seen_parts::MAX_ANNOTATION_BYTES;
+use crate::pod::seen_pod::SeenPod;
 use crate::request::placement::{PlacementError, encode};
 use crate::request::request_error::{RequestError, shown};
 use engine::model::reservation::{Placement, PodRef};
@@ -110,13 +111,13 @@ impl BindTarget {
         placement: &Placement,
         limits: &ClientLimits,
     ) -> Result<Self, TargetError> {
-        if let Some(full) = pod.full_annotations() {
+        if let Some(full) = pod.annotations.full() {
             return Err(TargetError::Full(full));
         }
         let mut annotations = encode(placement)?;
         annotations.extend(limits.annotations());
         let ours: usize = annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
-        let bytes = pod.annotation_bytes.saturating_add(ours);
+        let bytes = pod.annotations.bytes.saturating_add(ours);
         if bytes > MAX_ANNOTATION_BYTES {
             return Err(TargetError::AnnotationBytes { bytes });
         }
@@ -262,7 +263,8 @@ mod tests {
         let full = |pod| BindTarget::new(&pod, &placement(), &ClientLimits::default()).unwrap_err();
         assert!(matches!(full(pod("8", 261_100)), TargetError::AnnotationBytes { .. }));
         assert!(matches!(full(pod("8", 262_000)), TargetError::Full(_)));
-        let many = SeenPod { annotation_count: 1_001, ..pod("8", 10) };
+        let mut many = pod("8", 10);
+        many.annotations.count = 1_001;
         assert!(full(many).to_string().contains("`1001` annotations"));
         let nowhere = Placement { node: NodeName::new("n/1"), ..placement() };
         assert!(BindTarget::new(&pod("8", 0), &nowhere, &ClientLimits::default()).is_err());

@@ -68,7 +68,7 @@ impl ApiWriter {
     /// The process that last wrote [`FENCE`] on this version of the pod: `Equal` for this process
     /// or none, `Less` for one of an earlier term, `Greater` for one of a later term.
     pub fn fenced(&self, pod: &SeenPod) -> Ordering {
-        let (Some(by), Some(own)) = (pod.fenced_by, self.term.writer()) else {
+        let (Some(by), Some(own)) = (pod.fence.by, self.term.writer()) else {
             return Ordering::Equal;
         };
         by.cmp(&own)

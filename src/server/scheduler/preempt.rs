@@ -188,7 +188,7 @@ pub fn preempt(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     // A request that cannot be read counts as one for a GPU.
     match pod.request {
         Ok(None) => {
-            let kept = app.room.preemptors.nodes_above(pod.priority);
+            let kept = app.room.preemptors.nodes_above(pod.scheduling.priority);
             let may_go = may_go(app, &pod);
             victims.retain(|node, on_node| {
                 !kept.contains(&NodeName::new(node.as_str()))
@@ -214,7 +214,7 @@ fn may_go<'a>(app: &'a App, pod: &SeenPod) -> impl Fn(&str) -> bool + 'a {
     let is_known = !has_rules || app.readiness() == Readiness::Ready;
     let over = app.ledger.teams.over_quota();
     let team = app.ledger.teams.team_of(&pod.namespace);
-    let of = TeamPod { team, priority: pod.priority, is_guaranteed: false };
+    let of = TeamPod { team, priority: pod.scheduling.priority, is_guaranteed: false };
     let now = i64::try_from(app.api_seconds()).unwrap_or(i64::MAX);
     move |uid| {
         let uid = PodUid::new(uid);

@@ -136,7 +136,7 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
 fn without_gpu(app: &App, pod: &SeenPod, names: &[&str]) -> Vec<Option<Rejection>> {
     let mut answers = vec![None; names.len()];
     if app.ledger.standing_count() > 0 && app.is_ours(pod) {
-        let kept = app.room.preemptors.nodes_above(pod.priority);
+        let kept = app.room.preemptors.nodes_above(pod.scheduling.priority);
         for (answer, name) in answers.iter_mut().zip(names) {
             let is_kept = kept.contains(&NodeName::new(*name));
             let is_taken = is_kept && app.ledger.takes_kept_host(name, pod.host);
@@ -145,7 +145,7 @@ fn without_gpu(app: &App, pod: &SeenPod, names: &[&str]) -> Vec<Option<Rejection
         if app.pods.without_gpu.contains(&pod.pod.uid) {
             let refused = names.iter().zip(&answers).filter(|(_, rejection)| rejection.is_some());
             let nodes = refused.map(|(name, _)| NodeName::new(*name)).collect();
-            let (host, priority) = (pod.host, pod.priority);
+            let (host, priority) = (pod.host, pod.scheduling.priority);
             app.room.preemptors.refuse_host(HostRefused {
                 pod: pod.pod.clone(),
                 priority,
@@ -284,7 +284,7 @@ fn compiled(
         }
         let rejections: BTreeMap<Rejection, usize> = rejections.into_iter().collect();
         // kube-scheduler first tries the node it has nominated alone, and then all others.
-        let nominated = pod.nominated.as_ref().map(NodeName::as_str);
+        let nominated = pod.scheduling.nominated.as_ref().map(NodeName::as_str);
         let is_about_all = !matches!(&names[..], [only] if nominated == Some(*only));
         let named = is_about_all.then(|| app.ledger.named_nodes(names.iter()));
         app.note_refused(uid, query, rejections, named);

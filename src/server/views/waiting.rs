@@ -121,7 +121,7 @@ pub fn waiting(app: &App, query: &WaitingQuery, viewer: &Viewer) -> WaitingPodLi
     for pending in pending.filter(|pending| is_wanted(&pending.namespace)) {
         match &pending.request {
             Err(fault) => pods.push(refused_request(&pending, fault, now)),
-            Ok(_) if !pending.is_gated => {}
+            Ok(_) if !pending.scheduling.is_gated => {}
             Ok(_) => {
                 gated.extend(app.query(&pending).map(|query| App::waiting_pod(&pending, query)))
             }
@@ -237,8 +237,8 @@ fn refused_request(
         blocked_by: Obstacle::Request,
         missing: fault.to_string(),
         nodes: 0,
-        age_seconds: since(pod.created_unix_seconds, now_unix_seconds),
-        priority: pod.priority,
+        age_seconds: since(pod.life.created_unix_seconds, now_unix_seconds),
+        priority: pod.scheduling.priority,
         suggestion: Some(SUGGESTION_REQUEST.to_owned()),
         queue: None,
     }

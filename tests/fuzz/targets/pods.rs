@@ -274,6 +274,6 @@ fn completed(mut pod: Value, config: &Config) {
     assert_eq!(Some(&seen), watched.as_ref().ok());
     seen.judge(&config.request_rules());
     let request = seen.request.as_ref().expect("what is admitted is no error in a verb");
-    let takes = request.is_none() || seen.takes_devices;
+    let takes = request.is_none() || seen.containers.takes_devices;
     assert!(takes, "an admitted GPU pod takes its devices: {pod}");
 }

@@ -197,8 +197,8 @@ async fn what_a_later_process_wrote_stays_until_that_process_is_gone() {
     until("it wanted to write", || bed.app.binding.other_placements.count() == 1).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_ne!(annotations(&fake), ours, "it may live");
-    let (uid, fence) =
-        (PodUid::new("u1"), SeenPod::from_json(&pod_of(&fake).to_string()).unwrap().fence);
+    let uid = PodUid::new("u1");
+    let fence = SeenPod::from_json(&pod_of(&fake).to_string()).unwrap().fence.digest;
     bed.app.binding.other_placements.forget(&uid);
     let at = Timestamp::from_millis(bed.app.clock.now().millis() - 300_000);
     bed.app.binding.other_placements.see(&uid, fence, at);

@@ -151,7 +151,7 @@ async fn a_pod_of_a_later_ended_process_is_taken_over() {
         let clock = Clock::started_ago(GONE_AFTER);
         let bed = Bed::with_clock(&fake, clock).await;
         let shown = SeenPod::from_json(&pod_of(&fake).to_string()).unwrap();
-        bed.app.binding.other_fences.see(&shown.pod.uid, shown.fence, Timestamp::START);
+        bed.app.binding.other_fences.see(&shown.pod.uid, shown.fence.digest, Timestamp::START);
         fenced_again.into_iter().for_each(set_fence);
         bed.watch(&fake);
         let error = bed.bind().await;
@@ -217,7 +217,7 @@ async fn a_requeue_waits_for_the_end_of_a_later_process_and_no_longer() {
     // It was seen so long ago that its process is gone three seconds from now.
     let (app, pod) = (&bed.app, SeenPod::from_json(&pod_of(&fake).to_string()).unwrap());
     let at = Timestamp::from_millis(app.clock.now().millis() + 3_000 - 300_000);
-    app.binding.other_fences.see(&pod.pod.uid, pod.fence, at);
+    app.binding.other_fences.see(&pod.pod.uid, pod.fence.digest, at);
     bed.watch(&fake);
     refuse_and_free(&bed, &pod);
     tokio::time::sleep(Duration::from_secs(1)).await;

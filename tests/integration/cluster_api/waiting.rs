@@ -150,7 +150,7 @@ async fn placements_are_events_unless_the_operator_leaves_them_out() {
         let mut bed = Bed::made(&fake, (config, Clock::start()), asks, &gpu).await;
         let writer = bed.notices.take().unwrap();
         let mut pod = SeenPod::from_json(&pod_of(&fake).to_string()).unwrap();
-        pod.takes_devices = takes_devices;
+        pod.containers.takes_devices = takes_devices;
         let (app, query) = (&bed.app, bed.app.query(&pod).unwrap());
         let placement = app.ledger.reserve(&pod.pod, "n1", &query, app.clock.now()).unwrap();
         app.tell_placed(&pod, &placement);

@@ -28,7 +28,7 @@ fn a_full_pod_is_read_from_a_filter_body() {
     assert_eq!(args.nodes.names(), ["gpu-c", "gpu-a", "gpu-b"]);
     let pod = args.pod;
     assert_eq!(pod.pod.to_string(), "team-a/infer-7f9c6d5b8-x2kqz");
-    assert_eq!((pod.resource_version.as_str(), pod.priority), ("48213", 1000));
+    assert_eq!((pod.resource_version.as_str(), pod.scheduling.priority), ("48213", 1000));
     assert_eq!(pod.node, None::<NodeName>);
     // The maximum is regular container plus sidecar in memory, and the init container in CPU.
     assert_eq!((pod.host.cpu.milli(), pod.host.memory), (2000, MemMib::new(8192 + 64)));

@@ -240,12 +240,12 @@ async fn a_container_that_cannot_start_is_explained_until_it_runs() {
         (&refused, "Failed", false),
     ] {
         let seen = reported(state.clone(), phase);
-        if seen.is_terminal {
+        if seen.life.is_terminal {
             bed.app.pod_ended(&seen.pod.uid);
         } else {
             bed.app.pod(&seen);
         }
-        if let Some(failure) = &seen.start_failure {
+        if let Some(failure) = &seen.containers.start_failure {
             bed.app.start_failed(&seen, failure);
         }
         let explanation = read(bed.get(path).await.1.as_bytes());

@@ -17,7 +17,7 @@ use hyper_util::rt::TokioIo;
 use kube_api::admission::rules::Admission;
 use kube_api::config::file::Config;
 use kube_api::config::webhook::WebhookConfig;
-use kube_api::pod::seen_pod::MAX_ANNOTATIONS;
+use kube_api::pod::seen_parts::MAX_ANNOTATIONS;
 use runtime::certificates::{CertificateFiles, Certificates};
 use rustls::pki_types::ServerName;
 use serde::Deserialize;

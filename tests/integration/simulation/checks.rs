@@ -436,7 +436,7 @@ impl World {
         if !gpu.is_none_or(|gpu| ledger.teams.may_have(uid, pod.of.team, gpu)) {
             return None;
         }
-        let above = replica.app.room.preemptors.nodes_above(seen.priority);
+        let above = replica.app.room.preemptors.nodes_above(seen.scheduling.priority);
         let above: BTreeSet<&str> = above.iter().map(NodeName::as_str).collect();
         let fitting = query.as_ref().map(|query| {
             let mut fitting = ledger.fitting(query, &OwnRoom::default());

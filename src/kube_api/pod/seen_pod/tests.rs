@@ -1,6 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::pod::seen_parts::MAX_ANNOTATIONS;
 
 fn pod(change: impl FnOnce(&mut Value)) -> SeenPod {
     let mut pod = json!({
@@ -33,16 +34,17 @@ fn a_waiting_pod_is_read() {
     let seen = pod(|_| ());
     assert_eq!(seen.pod.to_string(), "team-a/infer-7");
     assert_eq!((seen.pod.uid.as_str(), seen.resource_version.as_str()), ("0b6e", "812"));
-    assert_eq!((seen.priority, seen.created_unix_seconds), (7, 86_400));
-    assert_eq!((seen.scheduler_name.as_str(), seen.host.cpu.milli()), ("gpu", 1000));
-    assert_eq!((seen.annotation_bytes, seen.node.is_none()), (15, true));
+    assert_eq!((seen.scheduling.priority, seen.life.created_unix_seconds), (7, 86_400));
+    assert_eq!((seen.scheduling.scheduler.as_str(), seen.host.cpu.milli()), ("gpu", 1000));
+    assert_eq!((seen.annotations.bytes, seen.node.is_none()), (15, true));
     assert!(seen.request.unwrap().is_some());
-    assert!(!seen.is_terminal && !seen.is_deleting && !seen.is_gated && !seen.takes_devices);
+    assert!(!seen.life.is_terminal && !seen.life.is_deleting);
+    assert!(!seen.scheduling.is_gated && !seen.containers.takes_devices);
     let path = "metadata.annotations['placed.gpupack.dev/devices']";
     let variable =
         json!({"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {"fieldPath": path}}});
     let done = pod(|pod| pod["spec"]["containers"][0]["env"] = json!([variable]));
-    assert!(done.takes_devices);
+    assert!(done.containers.takes_devices);
 }
 
 #[test]
@@ -76,15 +78,15 @@ fn too_many_annotations_for_gpupack_to_write_are_rejected() {
     assert!(with(MAX_ANNOTATIONS).request.is_ok(), "its own requeue key does not count");
     let many = with(MAX_ANNOTATIONS + 1);
     assert_eq!(many.request.as_ref().unwrap_err().label(), "many_annotations");
-    assert_eq!(many.full_annotations(), many.request.err());
+    assert_eq!(many.annotations.full(), many.request.err());
 }
 
 #[test]
 fn the_end_of_a_pod_differs_from_its_start() {
-    assert!(pod(|pod| pod["status"]["phase"] = "Failed".into()).is_terminal);
+    assert!(pod(|pod| pod["status"]["phase"] = "Failed".into()).life.is_terminal);
     let deleting = pod(|pod| pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into());
-    assert!(deleting.is_deleting && !deleting.is_terminal);
-    assert!(pod(|pod| pod["spec"]["schedulingGates"] = json!([{"name": "g"}])).is_gated);
+    assert!(deleting.life.is_deleting && !deleting.life.is_terminal);
+    assert!(pod(|pod| pod["spec"]["schedulingGates"] = json!([{"name": "g"}])).scheduling.is_gated);
 }
 
 #[test]

@@ -9,6 +9,7 @@ pub mod metrics {
     pub mod guard;
     pub mod mig;
     pub mod moves;
+    pub(crate) mod service;
     pub mod registry;
 }
 

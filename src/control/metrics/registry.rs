@@ -4,10 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use prometheus::{
-    Encoder, Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge,
-    Registry, TextEncoder,
-};
+use prometheus::{Encoder, Registry, TextEncoder};
 
 use crate::metrics::demand::{AccountUse, DemandFamilies, QueueFigures, TeamFigures};
 use crate::metrics::fleet::{FleetFamilies, FleetFigures};
@@ -18,40 +15,23 @@ use crate::metrics::labels::{
 use crate::metrics::make::{Make, valid, whole};
 use crate::metrics::mig::{FailedMigOrders, MakeResult, MigFamilies, MigFigures};
 use crate::metrics::moves::{LentFigures, MoveFamilies, MoveReason, MoveResult};
+use crate::metrics::service::{CallFamilies, NewsFamilies, ReplicaFamilies};
 use engine::model::rejection::Rejection;
 use wire::ids::MigProfile;
-
-/// Latency buckets in seconds: 10 microseconds to 1 second in steps of 1, 2.5 and 5.
-const LATENCY_BUCKETS: [f64; 16] = [
-    1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 1e-1, 2.5e-1,
-    5e-1, 1.0,
-];
 
 /// All families of the extender.
 pub struct Metrics {
     registry: Registry,
     /// Of the cluster: only the replica that leads shows them, so that nothing counts twice.
     of_cluster: Registry,
-    leader: IntGauge,
-    verb_duration: HistogramVec,
-    refusals: IntCounterVec,
-    binds: IntCounterVec,
-    holds: IntGauge,
-    standing_holds: IntGauge,
-    requeues: IntCounterVec,
-    reports: IntCounterVec,
-    audit_failures: IntCounter,
-    ready: IntGauge,
-    token_refused: Gauge,
-    oldest_report: Gauge,
-    watch_lag: Histogram,
-    watch_events: IntCounterVec,
+    replica: ReplicaFamilies,
+    calls: CallFamilies,
+    news: NewsFamilies,
     fleet: FleetFamilies,
     demand: DemandFamilies,
     guard: GuardFamilies,
     moves: MoveFamilies,
     mig: MigFamilies,
-    certificate_expiry: GaugeVec,
 }
 
 impl Default for Metrics {
@@ -65,7 +45,6 @@ impl Metrics {
     ///
     /// # Panics
     /// Never: the names are constants, and a test registers them.
-    #[expect(clippy::too_many_lines, reason = "a table")]
     pub fn new() -> Self {
         let (registry, of_cluster) = (Registry::new(), Registry::new());
         let (make, make_of_cluster) = (Make(&registry), Make(&of_cluster));
@@ -81,114 +60,25 @@ impl Metrics {
             guard: GuardFamilies::new(&make_of_cluster),
             moves: MoveFamilies::new(&make_of_cluster),
             mig: MigFamilies::new(&make_of_cluster),
-            leader: make.int_gauge("gpupack_leader", "1 on the replica that leads, else 0."),
-            verb_duration: make.histograms(
-"gpupack_verb_duration_seconds",
-"Time from the whole request to the whole answer of an extender verb.",
-                &LATENCY_BUCKETS,
-                &["verb", "outcome"],
-            ),
-            refusals: make.counters(
-                "gpupack_refusals_total",
-                "Nodes refused by filter, by reason.",
-                &["reason"],
-            ),
-            binds: make.counters("gpupack_binds_total", "Binds by outcome.", &["outcome"]),
-            holds: make_of_cluster.int_gauge(
-                "gpupack_holds",
-                "Holds: room kept for pods between *filter* and *bind*.",
-            ),
-            standing_holds: make_of_cluster.int_gauge(
-                "gpupack_standing_holds",
-                "Standing holds: room kept for the first pods of lines until they are bound.",
-            ),
-            requeues: make.counters(
-                "gpupack_requeues_total",
-                "Requeues that ended, by result.",
-                &["result"],
-            ),
-            reports: make.counters(
-                "gpupack_reports_total",
-                "Agent reports by result.",
-                &["result"],
-            ),
-            audit_failures: make.counter(
-                "gpupack_ledger_audit_failures_total",
-                "Nodes whose sums differed from their reservations.",
-            ),
-            ready: make.int_gauge(
-                "gpupack_ready",
-                "1 when calls are answered; 0 on a replica that does not lead.",
-            ),
-            token_refused: make.gauge(
-                "gpupack_token_refused_seconds",
-                "For how long the API server has answered nothing but 401; 0 if it accepts the token.",
-            ),
-            oldest_report: make.gauge(
-                "gpupack_oldest_report_timestamp_seconds",
-                "Oldest last report of the nodes that are reporting; 0 if no node is.",
-            ),
-            watch_lag: make.histogram(
-                "gpupack_watch_lag_seconds",
-                "From posting a Binding to the watch event that shows the pod bound.",
-                &[1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0],
-            ),
-            watch_events: make.counters(
-                "gpupack_watch_events_total",
-                "What the watches brought: changes, and failures after which they started again.",
-                &["resource", "kind"],
-            ),
-            certificate_expiry: make.gauges(
-                "gpupack_certificate_expiry_timestamp_seconds",
-                "When the certificate ends, in seconds since 1970; 0 if it is not known.",
-                &["certificate"],
-            ),
+            replica: ReplicaFamilies::new(&make),
+            calls: CallFamilies::new(&make, &make_of_cluster),
+            news: NewsFamilies::new(&make),
             registry,
             of_cluster,
         };
-        metrics.preset();
+        metrics.set_certificates(CertificateLabel::ALL.map(|label| (label, 0)));
         metrics
-    }
-
-    /// Creates the series of closed sets before their first event.
-    fn preset(&self) {
-        for verb in [Verb::Filter, Verb::Prioritize, Verb::Bind, Verb::Preempt] {
-            for outcome in [Outcome::Ok, Outcome::Refused, Outcome::Error] {
-                self.verb_duration.with_label_values(&[verb.label(), outcome.label()]);
-            }
-        }
-        for reason in Rejection::LABELS {
-            self.refusals.with_label_values(&[reason]);
-        }
-        self.refusals.with_label_values(&["bad_request"]);
-        for result in
-            [BindResult::Bound, BindResult::Conflict, BindResult::Refused, BindResult::Undecided]
-        {
-            self.binds.with_label_values(&[result.label()]);
-        }
-        for result in ReportResult::ALL {
-            self.reports.with_label_values(&[result.label()]);
-        }
-        for result in RequeueResult::ALL {
-            self.requeues.with_label_values(&[result.label()]);
-        }
-        for resource in ["pods", "nodes"] {
-            for kind in ["change", "failure"] {
-                self.watch_events.with_label_values(&[resource, kind]);
-            }
-        }
-        self.set_certificates(CertificateLabel::ALL.map(|label| (label, 0)));
     }
 
     /// Counts what the watch of a resource received: a change, or a failure and a restart.
     pub fn watched(&self, resource: &'static str, is_failure: bool) {
         let kind = if is_failure { "failure" } else { "change" };
-        self.watch_events.with_label_values(&[resource, kind]).inc();
+        self.news.watch_events.with_label_values(&[resource, kind]).inc();
     }
 
     /// Records the time from the post of a Binding until the watch showed the pod bound.
     pub fn watch_lagged(&self, lag: Duration) {
-        self.watch_lag.observe(lag.as_secs_f64());
+        self.news.watch_lag.observe(lag.as_secs_f64());
     }
 
     /// Records that a pod of a size was placed `after_seconds` after its creation.
@@ -204,25 +94,25 @@ impl Metrics {
     /// Records a call of a verb.
     pub fn verb(&self, verb: Verb, outcome: Outcome, took: Duration) {
         let labels = [verb.label(), outcome.label()];
-        self.verb_duration.with_label_values(&labels).observe(took.as_secs_f64());
+        self.calls.verb_duration.with_label_values(&labels).observe(took.as_secs_f64());
     }
 
     /// Counts the nodes that *filter* refused by reason, in the order of [`Rejection::LABELS`].
     pub fn refused(&self, nodes: &[usize; Rejection::LABELS.len()]) {
         for (label, nodes) in Rejection::LABELS.iter().zip(nodes).filter(|(_, nodes)| **nodes > 0) {
             let nodes = u64::try_from(*nodes).unwrap_or(u64::MAX);
-            self.refusals.with_label_values(&[label]).inc_by(nodes);
+            self.calls.refusals.with_label_values(&[label]).inc_by(nodes);
         }
     }
 
     /// Counts a pod whose request is refused.
     pub fn refused_request(&self) {
-        self.refusals.with_label_values(&["bad_request"]).inc();
+        self.calls.refusals.with_label_values(&["bad_request"]).inc();
     }
 
     /// Counts the outcome of a bind.
     pub fn bind(&self, result: BindResult) {
-        self.binds.with_label_values(&[result.label()]).inc();
+        self.calls.binds.with_label_values(&[result.label()]).inc();
     }
 
     /// Sets the number of ended pods whose processes hold devices longer than `drain_seconds`.
@@ -237,17 +127,17 @@ impl Metrics {
 
     /// Counts the outcome of a requeue.
     pub fn requeued(&self, result: RequeueResult) {
-        self.requeues.with_label_values(&[result.label()]).inc();
+        self.calls.requeues.with_label_values(&[result.label()]).inc();
     }
 
     /// Counts a report.
     pub fn report(&self, result: ReportResult) {
-        self.reports.with_label_values(&[result.label()]).inc();
+        self.news.reports.with_label_values(&[result.label()]).inc();
     }
 
     /// Counts the faults that an audit of the ledger found.
     pub fn audited(&self, faults: usize) {
-        self.audit_failures.inc_by(u64::try_from(faults).unwrap_or(u64::MAX));
+        self.replica.audit_failures.inc_by(u64::try_from(faults).unwrap_or(u64::MAX));
     }
 
     /// Sets the gauges of use beyond what is allocated.
@@ -312,13 +202,13 @@ impl Metrics {
     /// Sets when certificates end, in seconds since 1970; 0: not known, or none.
     pub fn set_certificates(&self, ends: [(CertificateLabel, u64); 4]) {
         for (label, end) in ends {
-            self.certificate_expiry.with_label_values(&[label.label()]).set(whole(end));
+            self.replica.certificate_expiry.with_label_values(&[label.label()]).set(whole(end));
         }
     }
 
     /// Sets whether this replica leads.
     pub fn set_leader(&self, is_leader: bool) {
-        self.leader.set(i64::from(is_leader));
+        self.replica.leader.set(i64::from(is_leader));
     }
 
     /// Sets the gauges of the service. The oldest report is in seconds since 1970; 0 if none.
@@ -329,15 +219,15 @@ impl Metrics {
         standing_holds: usize,
         oldest_report: u64,
     ) {
-        self.ready.set(i64::from(is_ready));
-        self.holds.set(i64::try_from(holds).unwrap_or(i64::MAX));
-        self.standing_holds.set(i64::try_from(standing_holds).unwrap_or(i64::MAX));
-        self.oldest_report.set(whole(oldest_report));
+        self.replica.ready.set(i64::from(is_ready));
+        self.calls.holds.set(i64::try_from(holds).unwrap_or(i64::MAX));
+        self.calls.standing_holds.set(i64::try_from(standing_holds).unwrap_or(i64::MAX));
+        self.news.oldest_report.set(whole(oldest_report));
     }
 
     /// Sets for how long the API server has answered nothing but 401.
     pub fn set_token_refused(&self, lasted: Duration) {
-        self.token_refused.set(lasted.as_secs_f64());
+        self.replica.token_refused.set(lasted.as_secs_f64());
     }
 
     /// Sets the gauges of the fleet and of waiting pods.

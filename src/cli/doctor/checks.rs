@@ -1,8 +1,9 @@
 //! The checks, in the order of their lines: from what was read, each by its rule.
 
 use crate::base::reader::Unread;
-use crate::doctor::cluster_facts::{CheckPlan, ClusterFacts};
+use crate::doctor::cluster_facts::{AdmissionFacts, CheckPlan, ClusterFacts, DeployedParts};
 use crate::doctor::finding::{Findings, Found, lines};
+use crate::doctor::nodes::ClusterFleet;
 use crate::doctor::parts::{
     Images, deployment, kubernetes, leader, namespace, quotas, runtime_classes, start_failures,
     versions, workload_classes,
@@ -18,11 +19,8 @@ type Rule = fn(&ClusterFacts, &CheckPlan<'_>) -> Found;
 
 const RULES: [Rule; 22] = [
     |facts, _| Ok(namespaces(facts).into()),
-    |facts, _| deployment("extender", &facts.extender),
-    |facts, plan| match &facts.extender {
-        Ok(extender) => leader(extender, &facts.lease, &facts.extender_pods, plan.now_unix_seconds),
-        Err(_) => Ok(Findings::new()),
-    },
+    |facts, _| deployment("extender", &facts.parts.extender),
+    led,
     |facts, _| Ok(facts.configured.clone()),
     |facts, _| rights::held(&facts.rights),
     own_scheduler,
@@ -31,18 +29,20 @@ const RULES: [Rule; 22] = [
     |facts, _| nodes::kubelets(&facts.fleet),
     |facts, _| nodes::ends(&facts.fleet),
     |facts, _| nodes::owners(&facts.fleet),
-    |facts, plan| versions(plan.program, &images(facts)),
-    |facts, _| runtime_classes(&facts.runtime_classes, facts.config.as_ref()),
-    |facts, _| start_failures(&facts.events),
-    |facts, _| quotas(&facts.quotas),
-    |facts, _| workload_classes(facts.config.as_ref(), &facts.priority_classes),
+    |facts, plan| versions(plan.program, &images(&facts.parts, &facts.fleet)),
+    |facts, _| runtime_classes(&facts.user_pods.runtime_classes, facts.config.as_ref()),
+    |facts, _| start_failures(&facts.user_pods.events),
+    |facts, _| quotas(&facts.user_pods.quotas),
+    |facts, _| workload_classes(facts.config.as_ref(), &facts.user_pods.priority_classes),
     admission,
     dry_run,
-    |facts, _| match facts.trials {
-        Some(_) => admission::devices_policy(&facts.devices_policy, facts.config.as_ref()),
+    |facts, _| match facts.admission.trials {
+        Some(_) => {
+            admission::devices_policy(&facts.admission.devices_policy, facts.config.as_ref())
+        }
         None => Ok(Findings::new()),
     },
-    |facts, _| admission::compared(&facts.policies),
+    |facts, _| admission::compared(&facts.admission.policies),
     |facts, _| match &facts.config {
         Some(config) => api_service(&facts.api_service, config.tls.is_some()),
         None => Ok(Findings::new()),
@@ -77,11 +77,20 @@ fn namespaces(facts: &ClusterFacts) -> [Check; 2] {
     })
 }
 
+/// Which replica leads, where there is an extender.
+fn led(facts: &ClusterFacts, plan: &CheckPlan<'_>) -> Found {
+    let DeployedParts { extender, extender_pods, .. } = &facts.parts;
+    match extender {
+        Ok(extender) => leader(extender, &facts.lease, extender_pods, plan.now_unix_seconds),
+        Err(_) => Ok(Findings::new()),
+    }
+}
+
 /// The Deployment of kube-scheduler, where its file is compared.
 fn own_scheduler(facts: &ClusterFacts, plan: &CheckPlan<'_>) -> Found {
     let is_compared = facts.config.is_some() && plan.scheduler_file.is_none();
-    match is_compared && facts.scheduler.is_ok() {
-        true => deployment("kube-scheduler for GPU pods", &facts.scheduler),
+    match is_compared && facts.parts.scheduler.is_ok() {
+        true => deployment("kube-scheduler for GPU pods", &facts.parts.scheduler),
         false => Ok(Findings::new()),
     }
 }
@@ -92,18 +101,18 @@ fn scheduler(facts: &ClusterFacts, plan: &CheckPlan<'_>) -> Found {
     let expected = ExpectedSettings { config, mig_profiles, service: &facts.service };
     match &plan.scheduler_file {
         Some(text) => of_file(text, &expected),
-        None => of_map(&facts.scheduler_file, &facts.scheduler, &expected),
+        None => of_map(&facts.parts.scheduler_file, &facts.parts.scheduler, &expected),
     }
 }
 
 /// Images of pods; where none is known, those of Deployments.
-fn images(facts: &ClusterFacts) -> [Images<'_>; 3] {
-    let extender = facts.extender_pods.iter().flatten().map(|pod| pod.image.as_str());
-    let agents = facts.fleet.pods.iter().flatten().map(|pod| pod.image.as_str());
+fn images<'a>(parts: &'a DeployedParts, fleet: &'a ClusterFleet) -> [Images<'a>; 3] {
+    let extender = parts.extender_pods.iter().flatten().map(|pod| pod.image.as_str());
+    let agents = fleet.pods.iter().flatten().map(|pod| pod.image.as_str());
     let parts = [
-        ("extender", extender.collect::<Vec<_>>(), &facts.extender),
-        ("webhook", Vec::new(), &facts.webhook),
-        ("agents", agents.collect(), &facts.fleet.daemon_set),
+        ("extender", extender.collect::<Vec<_>>(), &parts.extender),
+        ("webhook", Vec::new(), &parts.webhook),
+        ("agents", agents.collect(), &fleet.daemon_set),
     ];
     parts.map(|(part, mut images, workload)| {
         if images.is_empty() {
@@ -115,24 +124,24 @@ fn images(facts: &ClusterFacts) -> [Images<'_>; 3] {
 
 /// The webhook's Deployment and configuration; where it is installed, also what it does not hear of.
 fn admission(facts: &ClusterFacts, _: &CheckPlan<'_>) -> Found {
-    let ClusterFacts { webhooks, config, places, .. } = facts;
-    let config = config.as_ref();
+    let ClusterFacts { admission: AdmissionFacts { webhooks, trials, .. }, places, .. } = facts;
+    let config = facts.config.as_ref();
     let there = facts.namespaces.as_ref().map(|all| all.keys().cloned().collect());
     let there = there.map_err(Clone::clone);
-    let of_deployment = match facts.trials.is_some() || facts.webhook.is_ok() {
-        true => lines(deployment("webhook", &facts.webhook)),
+    let of_deployment = match trials.is_some() || facts.parts.webhook.is_ok() {
+        true => lines(deployment("webhook", &facts.parts.webhook)),
         false => Findings::new(),
     };
     let own = [&*places.system, &*places.agents];
     let configured = lines(admission::configured(webhooks, config, &there, own));
-    let all = webhooks.iter().filter(|_| facts.trials.is_some());
+    let all = webhooks.iter().filter(|_| trials.is_some());
     let unsent = all.zip(config).filter_map(|(all, config)| admission::templates(all, config));
     Ok(of_deployment.into_iter().chain(configured).chain(unsent).collect())
 }
 
 fn dry_run(facts: &ClusterFacts, plan: &CheckPlan<'_>) -> Found {
-    let webhook = facts.webhooks.iter().find_map(|all| admission::own(all));
-    match (&facts.trials, webhook) {
+    let webhook = facts.admission.webhooks.iter().find_map(|all| admission::own(all));
+    match (&facts.admission.trials, webhook) {
         (Some([good, bad]), Some(webhook)) => {
             let trials = admission::Trials { namespace: &plan.places.trial, good, bad };
             admission::dry_run(&trials, webhook, facts.config.as_ref())

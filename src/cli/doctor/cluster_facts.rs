@@ -105,10 +105,7 @@ pub(crate) struct ClusterFacts {
     /// Where gpupack is, by its configuration.
     pub(crate) places: Places,
     pub(crate) namespaces: Read<Labels>,
-    pub(crate) extender: Read<WorkloadSummary>,
-    pub(crate) webhook: Read<WorkloadSummary>,
-    pub(crate) scheduler: Read<WorkloadSummary>,
-    pub(crate) extender_pods: Read<Vec<OwnPod>>,
+    pub(crate) parts: DeployedParts,
     pub(crate) config: Option<Config>,
     /// What there is to say about the configuration.
     pub(crate) configured: Findings,
@@ -116,22 +113,40 @@ pub(crate) struct ClusterFacts {
     /// Whether the extender has the rights that it needs.
     pub(crate) rights: Vec<(NeededRight, Read<ReviewAnswer>)>,
     pub(crate) fleet: ClusterFleet,
+    pub(crate) service: Read<Service>,
+    pub(crate) user_pods: UserPods,
+    pub(crate) admission: AdmissionFacts,
+    pub(crate) api_service: Read<APIService>,
+    /// Certificates, if the configuration is known and they are mounted.
+    pub(crate) certificates: Vec<Result<Served, Check>>,
+}
+
+/// The parts of gpupack that Deployments run.
+pub(crate) struct DeployedParts {
+    pub(crate) extender: Read<WorkloadSummary>,
+    pub(crate) extender_pods: Read<Vec<OwnPod>>,
+    pub(crate) webhook: Read<WorkloadSummary>,
+    pub(crate) scheduler: Read<WorkloadSummary>,
     /// kube-scheduler's file in a ConfigMap.
     pub(crate) scheduler_file: Read<String>,
-    pub(crate) service: Read<Service>,
+}
+
+/// What the pods of users need, and how they fail.
+pub(crate) struct UserPods {
     pub(crate) runtime_classes: Vec<(String, Read<()>)>,
     /// Pods and texts of events GpuStartFailed.
     pub(crate) events: Read<Vec<(String, String)>>,
     pub(crate) quotas: Read<Vec<(String, Vec<String>)>>,
     pub(crate) priority_classes: Read<Vec<(String, i32)>>,
+}
+
+/// What the API server asks and applies before it stores a pod.
+pub(crate) struct AdmissionFacts {
     pub(crate) webhooks: Read<Vec<MutatingWebhook>>,
     /// What becomes of a good pod and of a bad one, if there is a webhook.
     pub(crate) trials: Option<[Read<ReviewAnswer>; 2]>,
     pub(crate) devices_policy: Read<ValidatingAdmissionPolicy>,
     pub(crate) policies: Vec<(Policy, Read<Value>)>,
-    pub(crate) api_service: Read<APIService>,
-    /// Certificates, if the configuration is known and they are mounted.
-    pub(crate) certificates: Vec<Result<Served, Check>>,
 }
 
 impl ClusterFacts {
@@ -160,13 +175,7 @@ impl ClusterFacts {
         let fleet = fleet(plan, &places, config.as_ref()).await;
         let service = plan.own(&rights::SERVICES, "gpupack");
         step("runtime, quotas and events");
-        let runtime_classes = runtime_classes(plan, config.as_ref(), &fleet).await;
-        let reason = "&fieldSelector=reason%3DGpuStartFailed";
-        let (events, quotas, priority_classes) = tokio::join!(
-            reader.list(&rights::EVENTS, reason, start_failure),
-            reader.list(&rights::ALL_QUOTAS, "", quota),
-            reader.list(&rights::CLASSES, "", priority),
-        );
+        let user_pods = UserPods::read(plan, config.as_ref(), &fleet).await;
         step("admission");
         let webhooks = reader.list(&rights::WEBHOOKS, OWN, webhooks_of).await;
         let webhooks: Read<Vec<_>> = webhooks.map(|all| all.into_iter().flatten().collect());
@@ -178,30 +187,44 @@ impl ClusterFacts {
             certificates.extend(of_extender(plan, &extender, config, &api_service).await);
         }
         Self {
-            scheduler_file: plan.file_of(&scheduler).await,
+            parts: DeployedParts {
+                scheduler_file: plan.file_of(&scheduler).await,
+                extender,
+                extender_pods,
+                webhook,
+                scheduler,
+            },
             service: reader.object(&service).await,
-            trials: if of_pods.is_some() { Some(trials(plan, &known).await) } else { None },
-            devices_policy: reader.object(&rights::POLICIES.named("gpupack-devices")).await,
-            policies: policies(plan, &account, &known).await,
+            admission: AdmissionFacts {
+                trials: if of_pods.is_some() { Some(trials(plan, &known).await) } else { None },
+                devices_policy: reader.object(&rights::POLICIES.named("gpupack-devices")).await,
+                policies: policies(plan, &account, &known).await,
+                webhooks,
+            },
             namespaces: namespaces.map(BTreeMap::from_iter),
             places,
-            extender,
-            webhook,
-            scheduler,
-            extender_pods,
             config,
             configured,
             lease,
             rights,
             fleet,
-            runtime_classes,
-            events,
-            quotas,
-            priority_classes,
-            webhooks,
+            user_pods,
             api_service,
             certificates,
         }
+    }
+}
+
+impl UserPods {
+    async fn read(plan: &CheckPlan<'_>, config: Option<&Config>, fleet: &ClusterFleet) -> Self {
+        let (reader, reason) = (plan.reader, "&fieldSelector=reason%3DGpuStartFailed");
+        let runtime_classes = runtime_classes(plan, config, fleet).await;
+        let (events, quotas, priority_classes) = tokio::join!(
+            reader.list(&rights::EVENTS, reason, start_failure),
+            reader.list(&rights::ALL_QUOTAS, "", quota),
+            reader.list(&rights::CLASSES, "", priority),
+        );
+        Self { runtime_classes, events, quotas, priority_classes }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Flags of the agent, and its start and end as a process.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -63,6 +63,32 @@ pub struct AgentArgs {
     #[arg(long, value_name = "PATH", default_value = SOCKET)]
     pub kubelet_socket: PathBuf,
 
+    /// MPS control daemons of the node.
+    #[command(flatten)]
+    pub mps: MpsArgs,
+
+    /// Limits of the driver for the memory of containers: `read` reports them, `set` also lets pods use more than they
+    /// request while no other pod needs it, as the extender orders.
+    #[arg(long, value_name = "HOW", default_value = "read")]
+    pub memory_limits: LimitsChoice,
+
+    /// MIG instances of the node.
+    #[command(flatten)]
+    pub mig: MigOnDemandArgs,
+
+    /// Address and port of the GPU metrics for Prometheus, for instance `0.0.0.0:9410`; by default
+    /// there are none.
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics_listen: Option<SocketAddr>,
+
+    /// Level and format of the log lines.
+    #[command(flatten)]
+    pub log: LogArgs,
+}
+
+/// What the agent does with the MPS control daemons, and where they are.
+#[derive(Clone, Debug, clap::Args)]
+pub struct MpsArgs {
     /// MPS control daemons, one per GPU: `off` ignores them, `rely` reads the limits of daemons
     /// that another process runs, `manage` also runs them.
     #[arg(long, value_name = "HOW", default_value = "off")]
@@ -75,12 +101,11 @@ pub struct AgentArgs {
     /// NVIDIA's control program of MPS.
     #[arg(long, value_name = "PATH", default_value = "nvidia-cuda-mps-control")]
     pub mps_control: PathBuf,
+}
 
-    /// Limits of the driver for the memory of containers: `read` reports them, `set` also lets pods use more than they
-    /// request while no other pod needs it, as the extender orders.
-    #[arg(long, value_name = "HOW", default_value = "read")]
-    pub memory_limits: LimitsChoice,
-
+/// Whether the agent makes MIG instances, and where it notes them.
+#[derive(Clone, Debug, clap::Args)]
+pub struct MigOnDemandArgs {
     /// Make and remove MIG instances as the extender orders.
     #[arg(long)]
     pub mig_on_demand: bool,
@@ -92,15 +117,6 @@ pub struct AgentArgs {
     /// Folder with the list of the MIG instances that were made since the last boot.
     #[arg(long, value_name = "PATH", default_value = "/run/gpupack/mig")]
     pub mig_folder: PathBuf,
-
-    /// Address and port of the GPU metrics for Prometheus, for instance `0.0.0.0:9410`; by default
-    /// there are none.
-    #[arg(long, value_name = "ADDRESS")]
-    pub metrics_listen: Option<SocketAddr>,
-
-    /// Level and format of the log lines.
-    #[command(flatten)]
-    pub log: LogArgs,
 }
 
 /// What the agent does with the MPS control daemons.
@@ -129,7 +145,8 @@ impl AgentArgs {
     /// # Errors
     /// A certificate that cannot be used.
     pub fn config(&self, clock: Clock) -> anyhow::Result<AgentConfig> {
-        let mig = self.mig_on_demand.then(|| MigOnDemand::new(&self.mig_folder, &self.proc_root));
+        let mig = &self.mig;
+        let mig = mig.mig_on_demand.then(|| MigOnDemand::new(&mig.mig_folder, &self.proc_root));
         Ok(AgentConfig {
             extenders: self.extender.clone(),
             proof: proof(self)?,
@@ -141,16 +158,18 @@ impl AgentArgs {
             limits: (self.memory_limits == LimitsChoice::Set).then(LentLimits::default),
         })
     }
+}
 
+impl MpsArgs {
     /// The daemons to watch.
-    fn daemons(&self, clock: Clock) -> Option<MpsDaemons> {
+    fn daemons(&self, proc_root: &Path, clock: Clock) -> Option<MpsDaemons> {
         let duty = match self.mps {
             MpsChoice::Off => return None,
             MpsChoice::Rely => Duty::Rely,
             MpsChoice::Manage => Duty::Manage,
         };
         let (folder, program) = (self.mps_folder.clone(), self.mps_control.clone());
-        let proc_root = self.proc_root.clone();
+        let proc_root = proc_root.to_owned();
         let settings = MpsSettings { folder, program, duty, query_every: QUERY_EVERY, proc_root };
         Some(MpsDaemons::new(settings, clock))
     }
@@ -220,7 +239,7 @@ async fn run_until_signal(args: AgentArgs, node: &str, clock: Clock) -> anyhow::
         tokio::spawn(metrics_port::serve(metrics.clone(), listener));
         tracing::info!(%address, "showing metrics");
     }
-    let daemons = args.daemons(clock);
+    let daemons = args.mps.daemons(&args.proc_root, clock);
     let pods = PodsByProcess::new(args.proc_root);
     let mut probe = NvmlProbe::new(args.nvml_library.clone(), pods);
     let kubelet = KubeletDevices::new(args.kubelet_socket);
@@ -229,7 +248,7 @@ async fn run_until_signal(args: AgentArgs, node: &str, clock: Clock) -> anyhow::
     if let Some(mig) = &config.mig {
         probe = probe.with_mig(mig.clone());
         let mut maker = MigMaker::new(args.nvml_library, mig.clone(), clock, kubelet.owned());
-        if args.mig_adopt {
+        if args.mig.mig_adopt {
             maker = maker.adopting();
         }
         tokio::spawn(maker.run());

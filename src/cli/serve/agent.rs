@@ -85,7 +85,7 @@ mod tests {
     fn flags_name_the_extenders_and_the_node_or_a_fleet() {
         let args = parsed("--extender http://a:1 --extender http://b:1 --node n").unwrap().agent;
         assert_eq!((args.extender.len(), args.period_ms), (2, 1_000));
-        assert!(!args.mig_on_demand);
+        assert!(!args.mig.mig_on_demand);
         assert!(parsed("--extender http://a:1 --simulate f.json").is_ok());
         for bad in [
             "--node n",

@@ -31,7 +31,6 @@ const DEFAULT_POLICIES: [SimPolicy; 3] =
 
 /// Flags of `gpupack simulate`.
 #[derive(Debug, Args)]
-#[command(group = ArgGroup::new("times").args(["churn", "timeline"]))]
 pub struct SimulateArgs {
     #[command(flatten)]
     trace: TraceArgs,
@@ -74,39 +73,8 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "FILE", requires = "as_is")]
     pub write_free: Option<PathBuf>,
 
-    /// Let pods drawn from the trace come and end at random times, so that they request this
-    /// multiple of the cluster's GPUs on average; three mean lifetimes are measured after one.
-    #[arg(long, value_name = "LOAD", allow_negative_numbers = true)]
-    pub churn: Option<f64>,
-
-    /// Let pods come and end at the trace's own times.
-    #[arg(long)]
-    pub timeline: bool,
-
-    /// Let them come faster by this factor; they stay as long as in the trace.
-    #[arg(
-        long,
-        value_name = "FACTOR",
-        default_value_t = 1.0,
-        requires = "timeline",
-        allow_negative_numbers = true
-    )]
-    pub compress: f64,
-
-    /// With times: a pod that fits nowhere waits until it does; without this flag it is lost.
-    #[arg(long, requires = "times")]
-    pub queue: bool,
-
-    /// Keep room for the first waiting pod once it has waited so long, in mean lifetimes under churn, else
-    /// in seconds: a standing hold.
-    #[arg(
-        long,
-        value_name = "TIME",
-        requires = "queue",
-        allow_negative_numbers = true,
-        value_parser = time
-    )]
-    pub standing_hold_after: Option<f64>,
+    #[command(flatten)]
+    times: TimesArgs,
 
     /// Move at most this many running pods, 1 to 3, for one that fits nowhere.
     #[arg(long, value_name = "K", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
@@ -119,6 +87,60 @@ pub struct SimulateArgs {
     /// Also draw the results of each trace into SVG files in this folder, with the points as JSON.
     #[arg(long, value_name = "FOLDER")]
     pub charts: Option<PathBuf>,
+}
+
+/// Times at which pods come and end, and what waits.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("times").args(["churn", "timeline"]))]
+struct TimesArgs {
+    /// Let pods drawn from the trace come and end at random times, so that they request this
+    /// multiple of the cluster's GPUs on average; three mean lifetimes are measured after one.
+    #[arg(long, value_name = "LOAD", allow_negative_numbers = true)]
+    churn: Option<f64>,
+
+    /// Let pods come and end at the trace's own times.
+    #[arg(long)]
+    timeline: bool,
+
+    /// Let them come faster by this factor; they stay as long as in the trace.
+    #[arg(
+        long,
+        value_name = "FACTOR",
+        default_value_t = 1.0,
+        requires = "timeline",
+        allow_negative_numbers = true
+    )]
+    compress: f64,
+
+    /// With times: a pod that fits nowhere waits until it does; without this flag it is lost.
+    #[arg(long, requires = "times")]
+    queue: bool,
+
+    /// Keep room for the first waiting pod once it has waited so long, in mean lifetimes under churn, else
+    /// in seconds: a standing hold.
+    #[arg(
+        long,
+        value_name = "TIME",
+        requires = "queue",
+        allow_negative_numbers = true,
+        value_parser = time
+    )]
+    standing_hold_after: Option<f64>,
+}
+
+impl TimesArgs {
+    /// The times, and what to say of them; `None` for arrivals without times.
+    fn chosen(&self, load: Option<f64>) -> Option<(Times, String)> {
+        if let Some(load) = self.churn {
+            return Some((Times::Churn(load), format!("churn at load {load}")));
+        }
+        let pace = load.map_or(Pace::Compress(self.compress), Pace::Load);
+        let how = match pace {
+            Pace::Compress(factor) => format!("own times, {factor} times as fast"),
+            Pace::Load(load) => format!("own times at load {load}"),
+        };
+        self.timeline.then_some((Times::Own(pace), how))
+    }
 }
 
 /// Form of the result.
@@ -153,21 +175,9 @@ pub fn policy_of(known: Vec<SimPolicy>) -> impl TypedValueParser<Value = SimPoli
 pub fn run(args: &SimulateArgs) -> Result<(), SimulateError> {
     check_places(args)?;
     let experiment = experiment(args)?;
-    let overflow = if args.queue { Overflow::Queued } else { Overflow::Lost };
-    let (text, album) = match (args.churn, args.timeline) {
-        (Some(load), _) => {
-            let how = format!("churn at load {load}");
-            played(args, &experiment, Times::Churn(load), overflow, &how)?
-        }
-        (None, true) => {
-            let pace = args.load.map_or(Pace::Compress(args.compress), Pace::Load);
-            let how = match pace {
-                Pace::Compress(factor) => format!("own times, {factor} times as fast"),
-                Pace::Load(load) => format!("own times at load {load}"),
-            };
-            played(args, &experiment, Times::Own(pace), overflow, &how)?
-        }
-        (None, false) => arrived(args, &experiment)?,
+    let (text, album) = match args.times.chosen(args.load) {
+        Some((times, how)) => played(args, &experiment, times, &how)?,
+        None => arrived(args, &experiment)?,
     };
     ends::write(&experiment, args.write_pods.as_deref(), args.write_free.as_deref())?;
     if let Some(folder) = &args.charts {
@@ -208,10 +218,10 @@ fn played(
     args: &SimulateArgs,
     experiment: &Experiment,
     times: Times,
-    overflow: Overflow,
     how: &str,
 ) -> Result<(String, Album), SimulateError> {
-    let results = experiment.timed(times, overflow, args.standing_hold_after)?;
+    let overflow = if args.times.queue { Overflow::Queued } else { Overflow::Lost };
+    let results = experiment.timed(times, overflow, args.times.standing_hold_after)?;
     let album = Album::new(results.iter().map(|result| time_charts(result, overflow)));
     let report = TimedReport::new(experiment.title(how), results, overflow);
     let text = match args.output {

@@ -45,13 +45,7 @@ const FOREVER: Duration = Duration::from_secs(u64::MAX / 1000);
 pub struct SimCluster {
     ledger: Ledger,
     policy: SimPolicy,
-    /// The next report of each node's agent, by position in the tie-break order.
-    agents: Vec<NodeReport>,
-    rank_of: BTreeMap<NodeName, usize>,
-    /// The same by the name in the trace.
-    rank_in_trace: BTreeMap<String, usize>,
-    /// The devices of each node, by their place in the trace.
-    devices: Vec<BTreeMap<DeviceAt, DeviceId>>,
+    nodes: SimNodes,
     /// Whether the mix learns the requests that come.
     is_learning: bool,
     /// The mix that fragmentation is measured against; the same for all policies.
@@ -60,11 +54,28 @@ pub struct SimCluster {
     chance: ChaCha8Rng,
     capacity_milli: u64,
     used_micro: u64,
-    /// Most moves of running pods for one pod that no node fits.
-    most_moves: usize,
-    moves: u64,
+    moves: SimMoves,
+}
+
+/// The nodes, by position in the tie-break order.
+struct SimNodes {
+    /// The next report of each one's agent.
+    agents: Vec<NodeReport>,
+    /// The devices of each, by their place in the trace.
+    devices: Vec<BTreeMap<DeviceAt, DeviceId>>,
+    rank_of: BTreeMap<NodeName, usize>,
+    /// The same by the name in the trace.
+    rank_in_trace: BTreeMap<String, usize>,
+}
+
+/// Moves of running pods for others.
+#[derive(Default)]
+struct SimMoves {
+    /// Most moves for one pod that no node fits.
+    most: usize,
+    done: u64,
     /// The new seats of pods that have moved, by arrival.
-    moved: BTreeMap<usize, Seat>,
+    seats: BTreeMap<usize, Seat>,
     /// Requests that no moves have helped since the last pod ended.
     hopeless: BTreeSet<PlacementRequest>,
 }
@@ -108,6 +119,7 @@ impl SimCluster {
         let named = agents.iter().enumerate();
         let rank_of = named.map(|(rank, agent)| (NodeName::new(agent.agent.as_str()), rank));
         let rank_of = rank_of.collect();
+        let rank_in_trace = (0..).zip(nodes).map(|(rank, node)| (node.name.clone(), rank));
         let yardstick = mix_of(population);
         if let Some(weights) = policy.weights {
             ledger.weigh(weights);
@@ -124,20 +136,14 @@ impl SimCluster {
         Ok(Self {
             ledger,
             policy,
-            agents,
-            rank_of,
-            rank_in_trace: (0..).zip(nodes).map(|(rank, node)| (node.name.clone(), rank)).collect(),
-            devices,
+            nodes: SimNodes { agents, devices, rank_of, rank_in_trace: rank_in_trace.collect() },
             is_learning,
             gauge: RefCell::new(Gauge::new(yardstick.clone())),
             yardstick,
             chance: ChaCha8Rng::seed_from_u64(seed.cast_unsigned()),
             capacity_milli: capacity_milli(nodes),
             used_micro: 0,
-            most_moves,
-            moves: 0,
-            moved: BTreeMap::new(),
-            hopeless: BTreeSet::new(),
+            moves: SimMoves { most: most_moves, ..SimMoves::default() },
         })
     }
 
@@ -178,15 +184,15 @@ impl SimCluster {
         let query = self.query(pod);
         let found = self.ledger.best(&query).map(|(node, _)| node);
         let node = found.or_else(|| self.make_room(&query))?;
-        Some(self.reserve(arrival, pod, self.rank_of[&node], &query))
+        Some(self.reserve(arrival, pod, self.nodes.rank_of[&node], &query))
     }
 
     /// Notes a pod that runs. `None` if its node or a device of it does not exist.
     fn seat(&mut self, arrival: usize, pod: &TracePod, placed: &TracePlacement) -> Option<Seat> {
-        let node = *self.rank_in_trace.get(&placed.node)?;
-        let name = NodeName::new(self.agents[node].agent.as_str());
+        let node = *self.nodes.rank_in_trace.get(&placed.node)?;
+        let name = NodeName::new(self.nodes.agents[node].agent.as_str());
         let devices = placed.devices.iter().map(|(at, demand)| {
-            let id = self.devices[node].get(at)?.clone();
+            let id = self.nodes.devices[node].get(at)?.clone();
             Some(PlacedDevice { id, demand: *demand })
         });
         let devices = devices.collect::<Option<Vec<PlacedDevice>>>()?;
@@ -217,35 +223,35 @@ impl SimCluster {
 
     /// Moves running pods so that a pod fits that no node fits now. Returns its node.
     fn make_room(&mut self, query: &PlacementRequest) -> Option<NodeName> {
-        if self.most_moves == 0 || self.hopeless.contains(query) {
+        if self.moves.most == 0 || self.moves.hopeless.contains(query) {
             return None;
         }
-        let Some(way) = self.ledger.moves(query, &OwnRoom::default(), self.most_moves) else {
+        let Some(way) = self.ledger.moves(query, &OwnRoom::default(), self.moves.most) else {
             // With new chances the next search may find some.
             if query.strategy.is_repeatable() {
-                self.hopeless.insert(query.clone());
+                self.moves.hopeless.insert(query.clone());
             }
             return None;
         };
         for Move { pod, to, .. } in way.moves {
             let arrival = pod.uid.as_str().parse().expect("pods are named by their arrival");
             let shares = to.devices.iter().map(|placed| placed.demand.share.millionths());
-            let seat = Seat { node: self.rank_of[&to.node], micro: shares.sum() };
-            self.moved.insert(arrival, seat);
-            self.moves += 1;
+            let seat = Seat { node: self.nodes.rank_of[&to.node], micro: shares.sum() };
+            self.moves.seats.insert(arrival, seat);
+            self.moves.done += 1;
             self.ledger.replace_placement(&pod.uid, to);
         }
         Some(way.placement.node)
     }
 
     pub(crate) fn moves(&self) -> u64 {
-        self.moves
+        self.moves.done
     }
 
     /// Places a pod as [`SimCluster::place`] does, on the node at position `rank` alone.
     pub(crate) fn place_on(&mut self, rank: usize, arrival: usize, pod: &TracePod) -> Option<Seat> {
         let query = self.query(pod);
-        let answers = self.ledger.answers(&query, &[&self.agents[rank].agent]);
+        let answers = self.ledger.answers(&query, &[&self.nodes.agents[rank].agent]);
         let is_free = answers.iter().all(Result::is_ok);
         is_free.then(|| self.reserve(arrival, pod, rank, &query))
     }
@@ -261,12 +267,12 @@ impl SimCluster {
         let (uid, query) = (uid(arrival), self.query(pod));
         let named = changed.map(|changed| {
             let kept = self.ledger.standing_nodes().get(&uid).map(ToString::to_string);
-            let names = kept.into_iter().chain([self.agents[changed].agent.clone()]);
+            let names = kept.into_iter().chain([self.nodes.agents[changed].agent.clone()]);
             self.ledger.named_nodes(names)
         });
         self.ledger.stand(Holder::first(&uid, "", &query), named.as_ref(), |_| true);
         let node = self.ledger.fits_in_room_of(&uid, &query, None)?;
-        Some(self.reserve(arrival, pod, self.rank_of[&node], &query))
+        Some(self.reserve(arrival, pod, self.nodes.rank_of[&node], &query))
     }
 
     fn query(&mut self, pod: &TracePod) -> PlacementRequest {
@@ -276,14 +282,14 @@ impl SimCluster {
 
     /// Where a pod runs, by the names of the trace.
     pub fn placement(&self, arrival: usize, seat: Seat) -> Option<TracePlacement> {
-        let rank = self.moved.get(&arrival).unwrap_or(&seat).node;
-        let node = unranked(&self.agents[rank].agent).to_owned();
+        let rank = self.moves.seats.get(&arrival).unwrap_or(&seat).node;
+        let node = unranked(&self.nodes.agents[rank].agent).to_owned();
         let Some(held) = self.ledger.reservation(&uid(arrival)) else {
             let isolation = ConfiguredIsolation::None;
             return Some(TracePlacement { node, devices: Vec::new(), isolation });
         };
         let devices = held.placement.devices.iter().map(|placed| {
-            let (at, _) = self.devices[rank].iter().find(|(_, id)| **id == placed.id)?;
+            let (at, _) = self.nodes.devices[rank].iter().find(|(_, id)| **id == placed.id)?;
             Some((*at, placed.demand))
         });
         let isolation = held.placement.isolation;
@@ -293,11 +299,11 @@ impl SimCluster {
     /// What is free on each device that can have pods, in the order of the trace.
     pub fn free(&self) -> Vec<FreeOnDevice> {
         let mut free = Vec::new();
-        for (rank, agent) in self.agents.iter().enumerate() {
+        for (rank, agent) in self.nodes.agents.iter().enumerate() {
             let Some(node) = self.ledger.node(&agent.agent) else { continue };
             for found in node.devices() {
                 let device = found.device();
-                let at = self.devices[rank].iter().find(|(_, id)| **id == device.id);
+                let at = self.nodes.devices[rank].iter().find(|(_, id)| **id == device.id);
                 if let Some((at, _)) = at
                     && device.kind != DeviceKind::MigParent
                 {
@@ -323,7 +329,7 @@ impl SimCluster {
         let pod = PodRef { uid: uid(arrival), name: pod.name.as_str().into() };
         let placement = self
             .ledger
-            .reserve(&pod, &self.agents[rank].agent, query, Timestamp::START)
+            .reserve(&pod, &self.nodes.agents[rank].agent, query, Timestamp::START)
             .expect("what a query found is there: nothing else changes this ledger");
         self.ledger.confirm(&pod.uid);
         let shares = placement.devices.iter().map(|placed| placed.demand.share.millionths());
@@ -335,14 +341,14 @@ impl SimCluster {
     /// Ends a pod: the API server reports it, and the agent's next reports show none of its
     /// processes. Returns the position of its node in the tie-break order.
     pub fn end(&mut self, arrival: usize, seat: Seat) -> usize {
-        let seat = self.moved.remove(&arrival).unwrap_or(seat);
-        self.hopeless.clear();
+        let seat = self.moves.seats.remove(&arrival).unwrap_or(seat);
+        self.moves.hopeless.clear();
         self.ledger.end_pod(&uid(arrival), Timestamp::START);
         self.used_micro -= seat.micro;
         if seat.micro == 0 {
             return seat.node; // CPU and host memory are free at once
         }
-        let agent = &mut self.agents[seat.node];
+        let agent = &mut self.nodes.agents[seat.node];
         for _ in 0..CLEAN_REPORTS_TO_FREE {
             agent.sequence += 1;
             self.ledger

@@ -168,8 +168,6 @@ struct BurstFleet {
     comers: Vec<Comer>,
     live: BTreeMap<usize, Live>,
     waiting: VecDeque<usize>,
-    busy: Vec<BTreeSet<usize>>,
-    advanced: Vec<Ms>,
     events: BinaryHeap<Reverse<(Ms, u64, BurstEvent)>>,
     pushed: u64,
     allocated: u64,
@@ -189,6 +187,10 @@ struct OfDevice {
     replicas: Option<Replicas>,
     /// The pods that run there.
     tenants: BTreeSet<usize>,
+    /// Those that compute there now.
+    busy: BTreeSet<usize>,
+    /// Until when it is counted what they have computed.
+    advanced: Ms,
 }
 
 impl OfDevice {
@@ -242,6 +244,8 @@ impl BurstFleet {
                     lends_memory: rule.borrow.lends_memory(),
                     replicas: node.rule().replicas,
                     tenants: BTreeSet::new(),
+                    busy: BTreeSet::new(),
+                    advanced: 0,
                 };
                 let other_use = device.parts_of(seen.used.unwrap_or(MemMib::ZERO).mib());
                 gpus.insert(found.device.id.clone(), devices.len());
@@ -259,8 +263,6 @@ impl BurstFleet {
             gpus,
             live: BTreeMap::new(),
             waiting: VecDeque::new(),
-            busy: vec![BTreeSet::new(); devices.len()],
-            advanced: vec![0; devices.len()],
             placeable,
             devices,
             events: BinaryHeap::new(),
@@ -476,7 +478,7 @@ impl BurstFleet {
         let node = live.node;
         for gpu in self.devices_of(pod) {
             self.advance(gpu, now);
-            self.busy[gpu].insert(pod);
+            self.devices[gpu].busy.insert(pod);
             self.pace(gpu, now);
         }
         self.report(node, now);
@@ -568,7 +570,7 @@ impl BurstFleet {
     fn leave(&mut self, pod: usize, now: Ms) {
         for gpu in self.devices_of(pod) {
             self.advance(gpu, now);
-            if self.busy[gpu].remove(&pod) {
+            if self.devices[gpu].busy.remove(&pod) {
                 self.pace(gpu, now);
             }
         }
@@ -583,10 +585,11 @@ impl BurstFleet {
 
     /// What is computed on a GPU until now: those who are busy take equal turns.
     fn advance(&mut self, gpu: usize, now: Ms) {
-        let turns = u64::try_from(self.busy[gpu].len()).expect("few").max(1);
-        let each = (now - self.advanced[gpu]) * 1_000 / turns;
-        self.advanced[gpu] = now;
-        for pod in &self.busy[gpu] {
+        let device = &mut self.devices[gpu];
+        let turns = u64::try_from(device.busy.len()).expect("few").max(1);
+        let each = (now - device.advanced) * 1_000 / turns;
+        device.advanced = now;
+        for pod in &device.busy {
             let running = self.live.get_mut(pod).and_then(|live| live.running.as_mut());
             if let Some(running) = running.filter(|running| running.left < u64::MAX) {
                 running.left = running.left.saturating_sub(each);
@@ -596,9 +599,10 @@ impl BurstFleet {
 
     /// When each who is busy on a GPU will be done, if nothing changes there.
     fn pace(&mut self, gpu: usize, now: Ms) {
-        let turns = u64::try_from(self.busy[gpu].len()).expect("few");
+        let busy = &self.devices[gpu].busy;
+        let turns = u64::try_from(busy.len()).expect("few");
         let mut due = Vec::new();
-        for pod in &self.busy[gpu] {
+        for pod in busy {
             let Some(live) = self.live.get_mut(pod) else { continue };
             live.speeds += 1;
             let left = live.running.as_ref().map(|running| running.left);
@@ -646,7 +650,7 @@ impl BurstFleet {
 
     fn close(mut self, end: Ms) -> BurstFigures {
         self.account_allocated(end);
-        for gpu in 0..self.busy.len() {
+        for gpu in 0..self.devices.len() {
             self.advance(gpu, end);
         }
         for (pod, live) in std::mem::take(&mut self.live) {

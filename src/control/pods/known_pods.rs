@@ -47,7 +47,7 @@ impl App {
     /// that may live.
     pub fn fenced(&self, pod: &SeenPod) -> Ordering {
         let (uid, now) = (&pod.pod.uid, self.clock.now());
-        match self.writer.fenced(pod) {
+        match self.writer.fenced(pod.fence) {
             Ordering::Greater if self.binding.other_fences.is_old(uid, pod.fence.digest, now) => {
                 Ordering::Less
             }
@@ -61,7 +61,7 @@ impl App {
     /// this one does not.
     pub(crate) fn is_of_later(&self, pod: &SeenPod) -> bool {
         let (uid, now) = (&pod.pod.uid, self.clock.now());
-        if self.writer.fenced(pod) != Ordering::Greater
+        if self.writer.fenced(pod.fence) != Ordering::Greater
             || mutated(Mutation::LaterPlacementOverwritten)
         {
             self.binding.other_placements.forget(uid);
@@ -75,7 +75,7 @@ impl App {
     /// begun before this process, though a clock that was set back since may say otherwise.
     pub(crate) fn see_before(&self, pod: &SeenPod) {
         let is_first = self.lead.replica.is_none() && !self.ledger.is_listed();
-        if is_first && self.writer.fenced(pod) == Ordering::Greater {
+        if is_first && self.writer.fenced(pod.fence) == Ordering::Greater {
             let (uid, now) = (&pod.pod.uid, self.clock.now());
             self.binding.other_placements.see_before(uid, pod.fence.digest, now);
         }
@@ -84,7 +84,7 @@ impl App {
     /// Whether an earlier process last wrote where a bound pod runs, and this one has written nothing there.
     pub(crate) fn is_of_earlier(&self, pod: &SeenPod) -> bool {
         let uid = &pod.pod.uid;
-        self.writer.fenced(pod) == Ordering::Less
+        self.writer.fenced(pod.fence) == Ordering::Less
             && !self.pods.edits.written().get(uid).is_some_and(|known| known.is_own)
     }
 
@@ -96,7 +96,7 @@ impl App {
 
     pub(crate) fn see_fence(&self, pod: &SeenPod) {
         let (uid, fence) = (&pod.pod.uid, pod.fence.digest);
-        match self.writer.fenced(pod) {
+        match self.writer.fenced(pod.fence) {
             Ordering::Greater => self.binding.other_fences.see(uid, fence, self.clock.now()),
             Ordering::Less | Ordering::Equal => self.binding.other_fences.forget(uid),
         }
@@ -221,7 +221,7 @@ impl App {
             self.reasons.refused(uid);
         }
         // Last: room is only looked for again for a pod that waits.
-        let is_of_earlier = self.writer.fenced(pod) == Ordering::Less;
+        let is_of_earlier = self.writer.fenced(pod.fence) == Ordering::Less;
         self.room.preemptors.see_note(uid, pod.annotations.room_note.is_some(), is_of_earlier);
     }
 }

@@ -52,7 +52,7 @@ impl Sink for App {
 
     fn fact(&self, pod: &SeenPod, request: Option<Arc<GpuRequest>>) -> PodFact {
         let class = self.request_rules.workloads.of(&pod.scheduling.priority_class);
-        let bound_by_us = pod.fence.by.is_some() && self.writer.fenced(pod).is_eq();
+        let bound_by_us = pod.fence.by.is_some() && self.writer.fenced(pod.fence).is_eq();
         let fact = pod.fact(request);
         let protection = class.and_then(|class| class.protection);
         let is_of_other = !self.lead.leading.is_here();

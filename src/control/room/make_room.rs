@@ -106,7 +106,7 @@ pub(crate) fn wake(app: &Arc<App>, pod: PodRef) {
         let Ok(Some(read)) = worker.writer.read_back(&key).await else { return };
         let seen = SeenPod::from_api(&read);
         // The fence of a later process stays.
-        let is_own = worker.writer.fenced(&seen) != Ordering::Greater;
+        let is_own = worker.writer.fenced(seen.fence) != Ordering::Greater;
         if seen.pod.uid != pod.uid || seen.node.is_some() || !is_own {
             return;
         }

@@ -74,7 +74,7 @@ pub struct PodScheduling {
     pub edition: u64,
 }
 
-/// What is to know of a pod's containers.
+/// What gpupack needs of a pod's containers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodContainers {
     /// The one with the GPU, if the pod may be moved.

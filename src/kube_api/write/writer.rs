@@ -19,6 +19,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::pod::gpu_container::CpuAmounts;
+use crate::pod::seen_parts::PodFence;
 use crate::pod::seen_pod::SeenPod;
 use crate::request::placement::{FENCE, FenceWriter, HOLD};
 use crate::write::outcome::{BindOutcome, Cause, Fenced, PatchOutcome, Settled};
@@ -67,8 +68,8 @@ impl ApiWriter {
 
     /// The process that last wrote [`FENCE`] on this version of the pod: `Equal` for this process
     /// or none, `Less` for one of an earlier term, `Greater` for one of a later term.
-    pub fn fenced(&self, pod: &SeenPod) -> Ordering {
-        let (Some(by), Some(own)) = (pod.fence.by, self.term.writer()) else {
+    pub fn fenced(&self, fence: PodFence) -> Ordering {
+        let (Some(by), Some(own)) = (fence.by, self.term.writer()) else {
             return Ordering::Equal;
         };
         by.cmp(&own)

@@ -224,8 +224,8 @@ async fn a_fence_with_a_version_changes_only_that_version() {
     let value = &pod.metadata.annotations.as_ref().unwrap()["placed.gpupack.dev/fence"];
     assert!(value.ends_with(" a"), "{value}");
     let seen = SeenPod::from_api(&pod);
-    assert_eq!(writer.fenced(&seen), Ordering::Equal, "who made it stands before it");
-    assert_ne!(fake.writer().fenced(&seen), Ordering::Equal, "another process");
+    assert_eq!(writer.fenced(seen.fence), Ordering::Equal, "who made it stands before it");
+    assert_ne!(fake.writer().fenced(seen.fence), Ordering::Equal, "another process");
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@
 pub mod gpu {
     pub mod health;
     pub mod sample;
-    pub(crate) mod standing;
+    pub(crate) mod leader_orders;
     pub mod lent_limits;
 }
 
@@ -34,7 +34,7 @@ pub mod mig {
 
 /// The calls of NVML, and what they say.
 pub mod nvml {
-    pub(crate) mod limits;
+    pub(crate) mod cgroup_limits;
     pub(crate) mod raw;
     pub(crate) mod raw_mig;
     pub(crate) mod trouble;

@@ -64,7 +64,7 @@ pub mod scoring {
     pub mod fragmentation;
     pub mod cost;
     pub mod context;
-    pub mod efficiency;
+    pub mod device_figures;
     pub(crate) mod node_waste;
     pub mod strategy;
     pub mod plan;

@@ -96,6 +96,6 @@ pub mod admission {
 pub mod protocol {
     pub mod bounds;
     pub mod names;
-    pub mod wire;
+    pub mod body_parts;
     pub mod messages;
 }

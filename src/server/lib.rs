@@ -22,7 +22,7 @@ pub mod http {
     pub mod respond;
     pub mod browser;
     pub(crate) mod leading;
-    pub(crate) mod limits;
+    pub(crate) mod listener_limits;
     pub mod tls;
     pub(crate) mod exchange;
     pub(crate) mod connections;
@@ -52,7 +52,7 @@ pub mod views {
     pub mod explain;
     pub(crate) mod fits;
     pub(crate) mod devices;
-    pub mod inspect;
+    pub mod state;
     pub(crate) mod search;
 }
 

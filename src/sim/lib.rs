@@ -25,7 +25,7 @@ pub mod run {
     pub mod curve;
     pub(crate) mod queue;
     pub mod service;
-    pub mod engine;
+    pub mod replay;
     pub mod timeline;
 }
 

@@ -30,7 +30,7 @@ pub mod json_object;
 /// Reports of the agents, what is believed of them, and the replies.
 #[deny(missing_docs)] // others read it
 pub mod report {
-    pub mod limits;
+    pub mod report_limits;
     pub mod bodies;
     pub mod refusal;
     pub mod mig;

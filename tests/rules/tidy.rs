@@ -12,7 +12,7 @@ use control::metrics::demand::{AccountUse, QueueFigures, TeamFigures};
 use control::metrics::fleet::FleetFigures;
 use control::metrics::mig::{MakeResult, MigFigures};
 use control::metrics::registry::Metrics;
-use engine::scoring::efficiency::DeviceFigures;
+use engine::scoring::device_figures::DeviceFigures;
 use kube_api::config::file::Config;
 use wire::api::condition::DeviceFault;
 use wire::api::state::DeviceKind;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::gpu::standing::StandingOrders;
+use crate::gpu::leader_orders::StandingOrders;
 use wire::ids::MAX_DEVICE_MEMORY;
 use wire::mutation::{Mutation, mutated};
 use wire::report::bodies::{GpuLimits, LimitOrders, LimitsInForce, NumberedGpu};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::mig::plan::{MigOrder, MigPlan, Obstacle};
 use wire::report::bodies::MigFailure;
-use wire::report::limits::{MAX_MIG_ERROR_BYTES, MAX_MIG_FAILURES};
+use wire::report::report_limits::{MAX_MIG_ERROR_BYTES, MAX_MIG_FAILURES};
 use wire::units::Timestamp;
 
 /// Pause before an order is tried again; it doubles with each failure.

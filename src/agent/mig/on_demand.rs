@@ -6,10 +6,10 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
-use crate::gpu::standing::StandingOrders;
+use crate::gpu::leader_orders::StandingOrders;
 use crate::mig::made::MadeInstances;
 use wire::report::bodies::{DeviceReport, MigFailure, MigOrders, MigPromises};
-use wire::report::limits::MAX_MIG_PROMISES;
+use wire::report::report_limits::MAX_MIG_PROMISES;
 use wire::units::Timestamp;
 
 /// MIG on demand on this node; a handle, cheap to copy. Its locks are short: no call of the driver

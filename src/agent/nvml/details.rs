@@ -8,7 +8,7 @@ use nvml_wrapper::struct_wrappers::device::PciInfo;
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::NVML_AFFINITY_SCOPE_NODE;
 
-use crate::nvml::limits::MemoryLimits;
+use crate::nvml::cgroup_limits::MemoryLimits;
 use crate::nvml::raw;
 use crate::nvml::trouble::{Trouble, unless_lost};
 use crate::processes::pods::CGROUP_ROOT;

@@ -15,7 +15,7 @@ use crate::nvml::raw::ProcessList;
 use crate::nvml::trouble::library_error;
 use crate::nvml::{raw, raw_mig};
 use wire::report::bodies::MigProfileReport;
-use wire::report::limits::{MAX_MIG_PROFILES, MAX_MIG_STARTS};
+use wire::report::report_limits::{MAX_MIG_PROFILES, MAX_MIG_STARTS};
 
 /// NVML's code for a change for which there is no room.
 const INSUFFICIENT_RESOURCES: u32 = 23;

@@ -24,7 +24,7 @@ use nvml_wrapper_sys::bindings::{
 
 use crate::gpu::health::GpuEvent;
 use wire::api::state::MigPlacement;
-use wire::report::limits::MAX_PROCESSES_PER_DEVICE;
+use wire::report::report_limits::MAX_PROCESSES_PER_DEVICE;
 
 /// Room for processes at first: more than a GPU in use has.
 const PROCESSES_EXPECTED: usize = 256;

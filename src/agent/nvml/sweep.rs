@@ -11,18 +11,18 @@ use nvml_wrapper::{Device, Nvml};
 use crate::gpu::health::{GpuHealth, RecoveryAction};
 use crate::gpu::sample::{ProbeError, ProcessSampling};
 use crate::mps::daemons::MpsDaemons;
+use crate::nvml::cgroup_limits::{Listed, MemoryLimits};
 use crate::nvml::details::Details;
-use crate::nvml::limits::{Listed, MemoryLimits};
 use crate::nvml::raw::{EventSet, ProcessList};
 use crate::nvml::trouble::{Trouble, library_error, required, unless_lost, unless_unsupported};
 use crate::nvml::utilization::Utilization;
-use crate::nvml::{instances, limits, raw, utilization};
+use crate::nvml::{cgroup_limits, instances, raw, utilization};
 use crate::processes::pods::PodsByProcess;
 use wire::api::condition::{DeviceFault, MpsState};
 use wire::api::state::DeviceKind;
 use wire::ids::MAX_DEVICES_PER_NODE;
 use wire::report::bodies::{DeviceReport, DeviceUse, MigProfileReport, ProcessUse};
-use wire::report::limits::MAX_PROCESSES_PER_DEVICE;
+use wire::report::report_limits::MAX_PROCESSES_PER_DEVICE;
 use wire::units::Timestamp;
 
 /// NVML counts bytes.
@@ -302,7 +302,7 @@ impl Sweeper<'_> {
                 let uuid = report.uuid.as_str();
                 let serving = self.mps.filter(|_| mps == Some(MpsState::Serving));
                 let mps_mib = |pid| serving?.limit_mib(self.pods, pid, uuid);
-                let tenants = limits::tenants(device, limits, &listed, self.pods, mps_mib);
+                let tenants = cgroup_limits::tenants(device, limits, &listed, self.pods, mps_mib);
                 (Some(listed.processes), tenants)
             }
         };

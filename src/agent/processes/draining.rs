@@ -12,7 +12,7 @@ use crate::processes::pods::{
 };
 use wire::ids::PodUid;
 use wire::report::bodies::{Allocation, DeviceUse, ProcessUse};
-use wire::report::limits::MAX_PROCESSES_PER_DEVICE;
+use wire::report::report_limits::MAX_PROCESSES_PER_DEVICE;
 
 /// The pods that drain on one node.
 #[derive(Debug, Default)]

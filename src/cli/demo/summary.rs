@@ -10,7 +10,7 @@ use crate::demo::drive::{DemoFigures, overallocated};
 use crate::demo::kubelet::Kubelet;
 use crate::simulate::figures::percent;
 use control::shared::app::App;
-use server::views::inspect;
+use server::views::state as state_view;
 use wire::api::commands::{DemoSummary, NotPlaced, PodCounts};
 use wire::api::kind::{ApiVersion, DemoSummaryKind};
 use wire::api::state::Packing;
@@ -44,7 +44,7 @@ pub(crate) fn summary(
         seed,
         pods: figures.pods,
         not_placed: not_placed(&figures.reasons),
-        packing: inspect::packing(&app.ledger.packing()),
+        packing: state_view::packing(&app.ledger.packing()),
         overallocated_max,
         faults,
         borrowing: kubelet.map(Kubelet::counts),

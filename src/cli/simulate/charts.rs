@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::simulate::figures::{mean, percent, rounded};
 use crate::simulate::jobs::{Results, Timed};
 use sim::chart::draw::{Chart, ChartError, Curve, write_svg};
-use sim::run::engine::{Overflow, Run, Sample, Stranded, TimedRun};
+use sim::run::replay::{Overflow, Run, Sample, Stranded, TimedRun};
 use sim::run::service::Moment;
 use wire::units::Share;
 

@@ -12,7 +12,7 @@ use serde_json::Number;
 
 use crate::simulate::figures::{Paired, cell, deviation, mean, mean_cell, percent, rounded};
 use crate::simulate::jobs::{Results, Timed};
-use sim::run::engine::Run;
+use sim::run::replay::Run;
 
 /// All replays of one call.
 #[derive(Debug)]

@@ -17,8 +17,8 @@ use crate::simulate::flags::{RunArgs, TraceArgs};
 use crate::simulate::jobs::{Experiment, SimulateError, Times};
 use crate::simulate::report::ArrivalReport;
 use crate::simulate::timed::TimedReport;
-use sim::run::engine::Overflow;
 use sim::run::policy::SimPolicy;
+use sim::run::replay::Overflow;
 use sim::run::timeline::Pace;
 use sim::trace::churn::NodeOrder;
 

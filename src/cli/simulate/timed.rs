@@ -8,7 +8,7 @@ use crate::simulate::jobs::{Results, Timed};
 use crate::simulate::report::{aligned, csv_name};
 use crate::simulate::timed_figures::{NAMES, State, TimedFigures, class_figures, figures, paired};
 use crate::simulate::timed_json::timed_json;
-use sim::run::engine::{Overflow, TimedRun};
+use sim::run::replay::{Overflow, TimedRun};
 use sim::run::service::PodClass;
 use sim::trace::schedule::TimeUnit;
 

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::simulate::figures::{Paired, mean, percent, percent_of, rounded};
 use crate::simulate::jobs::Timed;
-use sim::run::engine::TimedRun;
+use sim::run::replay::TimedRun;
 use sim::run::service::{ClassFigures, Moment, PodClass};
 use sim::trace::schedule::TimeUnit;
 use wire::units::Share;

@@ -8,7 +8,7 @@ use crate::simulate::figures::{Paired, deviation, mean, percent, rounded};
 use crate::simulate::jobs::{Results, Timed};
 use crate::simulate::report::json_text;
 use crate::simulate::timed_figures::{State, TimedFigures, class_figures, figures, paired};
-use sim::run::engine::TimedRun;
+use sim::run::replay::TimedRun;
 use sim::run::service::{Moment, PodClass};
 use wire::units::Share;
 

@@ -37,7 +37,7 @@ use engine::ledger::suggest::standing::Holder;
 use engine::model::device_state::KeptFor;
 use engine::model::rejection::Rejection;
 use engine::model::reservation::{Placement, PodRef, Reservation, ReservationState};
-use engine::scoring::efficiency::Size;
+use engine::scoring::device_figures::Size;
 use kube_api::config::file::Config;
 use kube_api::pod::seen_pod::SeenPod;
 use kube_api::protocol::bounds::ProtocolError;

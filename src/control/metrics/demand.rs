@@ -8,7 +8,7 @@ use prometheus::{CounterVec, GaugeVec, HistogramVec, IntGaugeVec};
 use crate::metrics::fleet::OTHER;
 use crate::metrics::make::{Make, count, ratio, whole};
 use engine::model::rejection::Rejection;
-use engine::scoring::efficiency::{OTHER_SIZES, SIZES};
+use engine::scoring::device_figures::{OTHER_SIZES, SIZES};
 use wire::units::Share;
 
 /// The reason of a waiting pod without a *filter* call so far.

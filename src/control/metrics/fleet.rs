@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use prometheus::{Gauge, GaugeVec, IntGaugeVec};
 
 use crate::metrics::make::{Make, bytes, count, ratio};
-use engine::scoring::efficiency::{
+use engine::scoring::device_figures::{
     DeviceCondition, DeviceFigures, FREE_STEPS, SIZES, TENANT_STEPS,
 };
 use engine::scoring::fragmentation::PackingSums;

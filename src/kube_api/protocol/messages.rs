@@ -15,11 +15,11 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::pod::seen_pod::{LONGEST_NAME, LONGEST_NAMESPACE, LONGEST_UID, SeenPod};
-use crate::protocol::bounds::{LONGEST_OBJECT, ProtocolError};
-use crate::protocol::names::NodeNames;
-use crate::protocol::wire::{
+use crate::protocol::body_parts::{
     Name, NodeObject, OfNodes, check_depth, fields, node_objects, part, quick_parts,
 };
+use crate::protocol::bounds::{LONGEST_OBJECT, ProtocolError};
+use crate::protocol::names::NodeNames;
 
 /// The nodes of a call.
 #[derive(Debug)]

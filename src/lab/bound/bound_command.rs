@@ -7,8 +7,8 @@ use cli::simulate::jobs::on_all_cores;
 use cli::simulate::report::aligned;
 use cli::simulate::simulate_command::{ARRIVED_LOAD, Output, print};
 use serde::Serialize;
-use sim::run::engine::replay;
 use sim::run::policy::SimPolicy;
+use sim::run::replay::replay;
 
 use crate::bound::upper_bound::{Bound, bounds};
 

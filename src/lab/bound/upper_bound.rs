@@ -61,7 +61,7 @@ pub enum BoundError {
 }
 
 /// The bounds of `workload`. `first_lost` is the position, from 0, of the first arrival that a
-/// policy to compare with lost ([`sim::run::engine::Run::first_lost`]); `None` if it lost
+/// policy to compare with lost ([`sim::run::replay::Run::first_lost`]); `None` if it lost
 /// none.
 ///
 /// # Errors

@@ -10,8 +10,8 @@ use serde::Serialize;
 use cli::simulate::figures::{mean, percent, rounded};
 use cli::simulate::jobs::{Results, Timed};
 use cli::simulate::report::{aligned, csv_name};
-use sim::run::engine::Run;
 use sim::run::policy::SimPolicy;
+use sim::run::replay::Run;
 
 use crate::policies::all::KNOWN_MIX;
 use crate::stress::stress_worlds::Measure;

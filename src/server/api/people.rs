@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::http::exchange::PeerAddress;
-use crate::http::limits::PeerProof;
+use crate::http::listener_limits::PeerProof;
 use crate::http::respond::refusal;
 use crate::page::service::look;
 use crate::views::viewer::{Viewer, namespaces};

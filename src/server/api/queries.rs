@@ -15,7 +15,7 @@ use crate::page::routes;
 use crate::page::service::{Service, look, look_with_permit, permit_of, too_long};
 use crate::views::explain::explain_named;
 use crate::views::viewer::Viewer;
-use crate::views::{advice, inspect, teams as team_views, waiting};
+use crate::views::{advice, state as state_view, teams as team_views, waiting};
 use control::pods::proposals;
 use control::shared::app::App;
 use kube_api::pod::seen_pod::{LONGEST_NAME, LONGEST_NAMESPACE};
@@ -57,14 +57,14 @@ pub(crate) async fn state(
         };
         let found = look(&service.app, move |app| {
             let _turn = turn;
-            inspect::state(app, &viewer)
+            state_view::state(app, &viewer)
         });
         return found.await.map_or_else(|refused| refused, |found| json(StatusCode::OK, found));
     };
     if name.len() > LONGEST_NAME {
         return too_long("node", LONGEST_NAME);
     }
-    match inspect::state_of(&service.app, &name, &viewer) {
+    match state_view::state_of(&service.app, &name, &viewer) {
         Some(state) => encoded(&state),
         None => refusal(StatusCode::NOT_FOUND, &format!("node `{name}` is not known here")),
     }

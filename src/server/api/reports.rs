@@ -25,7 +25,7 @@ use wire::ids::{DeviceId, PodUid};
 use wire::report::bodies::{
     GpuLimits, LimitOrders, MakeInstance, MigOrders, MigPromise, Outcome, PodLimit, Reply,
 };
-use wire::report::limits::MAX_MIG_PROMISES;
+use wire::report::report_limits::MAX_MIG_PROMISES;
 use wire::units::Timestamp;
 
 /// How long a pod that is no longer alone on its GPU may still use memory up to its limit: six regular lists of

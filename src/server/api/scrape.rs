@@ -17,7 +17,7 @@ use control::metrics::moves::LentFigures;
 use control::shared::app::App;
 use engine::ledger::query::reading::{Lent, Readiness};
 use engine::model::node_state::NodeReporting;
-use engine::scoring::efficiency::Size;
+use engine::scoring::device_figures::Size;
 use engine::usage::samples::UnallocatedUse;
 use wire::api::state::InstanceState;
 use wire::device::DeviceKind;

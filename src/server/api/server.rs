@@ -21,7 +21,7 @@ use crate::api::replicas::LONGEST_MESSAGE;
 use crate::api::{queries, replicas, reports, resources, scrape};
 use crate::http::exchange::PeerAddress;
 use crate::http::leading::{CallArrival, Door, Port, by_leader};
-use crate::http::limits::PeerProof;
+use crate::http::listener_limits::PeerProof;
 use crate::http::respond::{
     ReadBody, ReadPath, encoded, json, refusal, unknown_path, with_permit, wrong_method,
 };

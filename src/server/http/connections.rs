@@ -21,7 +21,7 @@ use tokio::time::timeout;
 
 use crate::http::bell::awake;
 use crate::http::exchange::{Observed, Progress, answer};
-use crate::http::limits::{Clients, Connection, ListenerLimits, open_files};
+use crate::http::listener_limits::{Clients, Connection, ListenerLimits, open_files};
 use crate::http::tls::{Handshake, Idle, shake_hands};
 
 /// Longest head of a request. kube-scheduler and agents send hundreds of bytes, browsers thousands.

@@ -22,7 +22,7 @@ use tokio::time::{Sleep, sleep};
 use tower::ServiceExt;
 use tower_http::timeout::DeadlineBody;
 
-use crate::http::limits::Connection;
+use crate::http::listener_limits::Connection;
 use crate::http::respond::error_body;
 use crate::http::tls::Idle;
 

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use crate::http::limits::{Connection, ListenerLimits, PeerProof};
+use crate::http::listener_limits::{Connection, ListenerLimits, PeerProof};
 use runtime::certificates::{ClientCertificate, Tls};
 
 /// Bytes that a handshake may take. rustls assembles a first message of up to 64 KiB, whose pieces
@@ -205,7 +205,7 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
-    use crate::http::limits::{Clients, ListenerLimits};
+    use crate::http::listener_limits::{Clients, ListenerLimits};
 
     #[tokio::test]
     async fn handshakes_count_the_bytes_that_they_may_use() {

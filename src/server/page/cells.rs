@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use crate::views::inspect::reporting;
+use crate::views::state::reporting;
 use engine::model::device_state::DeviceState;
 use engine::model::isolation::{DriverLimits, Mode};
 use engine::model::node_state::NodeState;

@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
-use crate::http::limits::{Clients, Connection, ListenerLimits};
+use crate::http::listener_limits::{Clients, Connection, ListenerLimits};
 use crate::page::cells::{Legend, Sight, node_cell};
 use crate::page::summary::{ageless, figures, kept_rooms_of, teams_of, waiting_of};
 use crate::page::trend::{POINT_EVERY, Trend, point};

@@ -1,6 +1,6 @@
 //! The figures of the page: how well the cluster is packed, and which pods wait.
 
-use crate::views::inspect;
+use crate::views::state as state_view;
 use crate::views::teams::teams;
 use crate::views::viewer::Viewer;
 use crate::views::waiting;
@@ -68,7 +68,7 @@ pub(crate) fn figures(app: &App) -> Figures {
     Figures {
         readiness,
         awaited_nodes,
-        packing: inspect::packing(&packing),
+        packing: state_view::packing(&packing),
         fragmented_share_millionths: packing.fragmented_share().millionths(),
         waiting,
         longest_wait_seconds: longest,

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use wire::report::bodies::{MigPromise, MigPromises};
 use wire::report::details::of_inventory;
-use wire::report::limits::MAX_MIG_PROMISES;
+use wire::report::report_limits::MAX_MIG_PROMISES;
 
 use engine::hardware::inventory::NodeInventory;
 use engine::hardware::spots::Spot;
@@ -18,8 +18,8 @@ use wire::ids::{DeviceId, MAX_DEVICES_PER_NODE, MigProfile, PodUid};
 use wire::json_object::JsonObject;
 use wire::report::bodies::{API_VERSION, DeviceReport, DeviceUse, LimitsInForce, Report};
 use wire::report::details::device_use;
-use wire::report::limits::MAX_NAME_BYTES;
 use wire::report::refusal::{ReportError, text};
+use wire::report::report_limits::MAX_NAME_BYTES;
 use wire::report::{details, mig};
 use wire::seen;
 

@@ -12,7 +12,7 @@ use engine::model::rejection::Rejection;
 use kube_api::config::file::Config;
 use kube_api::pod::host::host_offer;
 use kube_api::pod::labels::{is_of_gpus, labelled_gpus};
-use kube_api::protocol::wire::NodeObject;
+use kube_api::protocol::body_parts::NodeObject;
 use wire::device::{Device, DeviceIndex, DeviceKind, Health};
 use wire::ids::{DeviceId, NodeName, PoolName};
 use wire::units::{MemMib, Timestamp};

@@ -12,9 +12,9 @@ use crate::ids::{
     DeviceId, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE, MigProfile, ModelName, PodUid,
 };
 use crate::report::bodies::{DeviceReport, DeviceUse, DriverReport, ProcessUse};
-use crate::report::limits::{MAX_NAME_BYTES, MAX_PROCESSES_PER_DEVICE, MAX_SM_COUNT};
 use crate::report::mig;
 use crate::report::refusal::{ReportError, memory, text};
+use crate::report::report_limits::{MAX_NAME_BYTES, MAX_PROCESSES_PER_DEVICE, MAX_SM_COUNT};
 use crate::seen;
 use crate::seen::{Condition, Driver, ReportedTenant};
 use crate::units::MemMib;

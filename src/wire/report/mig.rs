@@ -7,11 +7,11 @@ use crate::api::state::{DeviceKind, MigPlacement};
 use crate::device::{FailedMigOrder, MAX_UNITS, MakeableProfile, Slot};
 use crate::ids::{DeviceId, MigProfile};
 use crate::report::bodies::{DeviceReport, MigFailure, MigProfileReport};
-use crate::report::limits::{
+use crate::report::refusal::{ReportError, memory, text};
+use crate::report::report_limits::{
     MAX_MIG_ERROR_BYTES, MAX_MIG_FAILURES, MAX_MIG_PROFILES, MAX_MIG_STARTS, MAX_NAME_BYTES,
     MAX_SM_COUNT,
 };
-use crate::report::refusal::{ReportError, memory, text};
 
 /// Longest axis of MIG instances that is accepted; in 2026 GPUs have 4, 8 or 12 units.
 const MAX_AXIS: u32 = 64;

@@ -4,7 +4,7 @@ use crate::api::state::DeviceKind;
 use crate::device::InventoryError;
 use crate::ids::{DeviceId, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE, NotAUuid};
 use crate::report::bodies::API_VERSION;
-use crate::report::limits::{MAX_MIG_FAILURES, MAX_PROCESSES_PER_DEVICE};
+use crate::report::report_limits::{MAX_MIG_FAILURES, MAX_PROCESSES_PER_DEVICE};
 use crate::units::MemMib;
 
 /// Why a report is refused.

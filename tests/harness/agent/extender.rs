@@ -20,7 +20,7 @@ use serde_json::Value;
 use server::api::server::router;
 use server::page::service::Service;
 use server::views::viewer::Viewer;
-use server::views::{explain, inspect};
+use server::views::{explain, state as state_view};
 use tokio::runtime::Runtime;
 use tower::ServiceExt;
 use wire::ids::{DeviceId, NodeName, PodUid, PoolName};
@@ -138,7 +138,7 @@ impl Extender {
 
     /// The node as `/v1/state` shows it.
     pub(crate) fn node(&self) -> Value {
-        serde_json::to_value(&inspect::state_of(&self.app, "n", &Viewer::All).unwrap().nodes[0])
+        serde_json::to_value(&state_view::state_of(&self.app, "n", &Viewer::All).unwrap().nodes[0])
             .unwrap()
     }
 

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use server::reports::checked_report::CheckedReport;
 use wire::ids::{DeviceId, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE};
-use wire::report::limits::MAX_PROCESSES_PER_DEVICE;
+use wire::report::report_limits::MAX_PROCESSES_PER_DEVICE;
 
 /// Any JSON value, of little depth.
 fn any_json() -> impl Strategy<Value = Value> {

@@ -13,8 +13,8 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use expect_test::expect_file;
-use sim::run::engine::replay;
 use sim::run::policy::SimPolicy;
+use sim::run::replay::replay;
 use sim::trace::go_rand::GoRand;
 use sim::trace::read::{TraceNode, TracePod, parse_nodes, parse_pods, read_nodes, read_pods};
 use sim::trace::workload::Workload;

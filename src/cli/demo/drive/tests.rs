@@ -22,7 +22,7 @@ use runtime::clock::Clock;
 use server::api::reports;
 use server::api::server::{router, serve};
 use server::page::service::Service;
-use server::views::inspect;
+use server::views::state as state_view;
 use server::views::viewer::Viewer;
 use sim::run::cluster::{Seat, SimCluster};
 use sim::run::placed::{end_of, keep_placements};
@@ -213,7 +213,7 @@ fn pod(chance: &mut ChaCha8Rng, number: usize) -> DemoPod {
 type Map = BTreeMap<DeviceId, DeviceAt>;
 
 fn state_of(app: &App) -> State {
-    serde_json::from_slice(&inspect::state(app, &Viewer::All)).unwrap()
+    serde_json::from_slice(&state_view::state(app, &Viewer::All)).unwrap()
 }
 
 fn map(state: &State) -> Map {

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::model::node_state::NodeState;
-use crate::scoring::efficiency::DeviceFigures;
+use crate::scoring::device_figures::DeviceFigures;
 use crate::scoring::fragmentation::PackingSums;
 use crate::waste::compiled_mix::CompiledMix;
 use crate::waste::request_mix::Mix;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::ledger::nodes::per_node::{FleetGauge, ModelInPool, PerNode};
 use crate::ledger::nodes::state::Ledger;
 
-use crate::scoring::efficiency::DeviceFigures;
+use crate::scoring::device_figures::DeviceFigures;
 use crate::waste::compiled_mix::CompiledMix;
 
 impl Ledger {

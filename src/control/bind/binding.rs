@@ -91,7 +91,7 @@ impl Call<'_> {
     /// there.
     fn check_passed(&self, pod: &SeenPod) -> Result<(), BindError> {
         let app = self.app;
-        if !app.is_ours(pod) {
+        if !app.config.serves(&pod.scheduling.scheduler) {
             return Err(BindError::NotOurs { scheduler: pod.scheduling.scheduler.clone() });
         }
         if pod.scheduling.is_gated {

@@ -37,11 +37,6 @@ impl App {
         self.waiting.tick(self.clock.now());
     }
 
-    /// Whether the watch shows a pod as one of ours without a node.
-    pub fn is_shown_waiting(&self, uid: &PodUid) -> bool {
-        self.pods.pending.contains_key(uid) || self.pods.without_gpu.contains(uid)
-    }
-
     /// Compares the process that last wrote this version of a waiting pod with this process.
     /// `Equal`: this one, or none. `Less`: one that is gone; fence the pod first. `Greater`: one
     /// that may live.
@@ -134,7 +129,7 @@ impl App {
     pub fn note_named(&self, pod: &SeenPod, query: &PlacementRequest, now: Timestamp) {
         let uid = &pod.pod.uid;
         if self.may_wait(uid, query) {
-            self.waiting.begin_call(Self::waiting_pod(pod, query.clone()), now);
+            self.waiting.begin_call(pod.waiting_with(query.clone()), now);
         }
         if !self.is_known_to_wait(uid, query) {
             return;
@@ -216,7 +211,7 @@ impl App {
         if let Some(node) = to_hold {
             self.outbox.push(self.ledger.hold(uid, node.as_str(), &query, now));
         }
-        if self.waiting.see(Self::waiting_pod(pod, query.clone()), now) {
+        if self.waiting.see(pod.waiting_with(query.clone()), now) {
             self.learn(uid, &query);
             self.reasons.refused(uid);
         }

@@ -69,7 +69,9 @@ impl Sink for App {
             let note = format!("its placement is ignored: {error}");
             self.tell(&pod.pod, NoticeReason::PlacementUnreadable, note);
         }
-        match pod.is_unreadable() && (pod.placement != Ok(None) || self.is_ours(pod)) {
+        match pod.is_unreadable()
+            && (pod.placement != Ok(None) || self.config.serves(&pod.scheduling.scheduler))
+        {
             true => drop(self.pods.unreadable.insert(pod.pod.uid.clone(), Arc::new(pod.clone()))),
             false => drop(self.pods.unreadable.remove(&pod.pod.uid)),
         }
@@ -91,7 +93,9 @@ impl Sink for App {
             self.pods.start_failures.remove(&pod.pod.uid);
         }
         let uid = &pod.pod.uid;
-        let waits = pod.node.is_none() && !pod.life.is_deleting && self.is_ours(pod);
+        let waits = pod.node.is_none()
+            && !pod.life.is_deleting
+            && self.config.serves(&pod.scheduling.scheduler);
         if !waits {
             self.forget_waiting(uid);
             return self.settle_pod(uid);

@@ -27,7 +27,7 @@ use engine::ledger::query::reading::Readiness;
 use engine::ledger::suggest::preemptors::Preemptors;
 use engine::ledger::suggest::search::{Change, Suggestion};
 use engine::ledger::suggest::together::BoundGroups;
-use engine::ledger::suggest::waiting::{Requeued, WaitingPod, WaitingPods};
+use engine::ledger::suggest::waiting::{Requeued, WaitingPods};
 use engine::model::fit::HostRule;
 use engine::model::isolation::DriverLimits;
 use engine::model::request::{Amount, GpuRequest, Isolation};
@@ -35,7 +35,6 @@ use engine::model::reservation::{Placement, PodRef};
 use engine::scoring::strategy::Strategy;
 use kube_api::config::file::Config;
 use kube_api::config::pods::requests::RequestRules;
-use kube_api::config::webhook::MemoryLimit;
 use kube_api::pod::lists::Lists;
 use kube_api::pod::seen_pod::SeenPod;
 use kube_api::pod::start_failure::StartFailure;
@@ -105,6 +104,13 @@ pub struct KnownPods {
     pub edits: Edits,
     /// What lists of the API server said.
     pub lists: Arc<Lists>,
+}
+
+impl KnownPods {
+    /// Whether the watch shows a pod as one of ours without a node.
+    pub fn show_waiting(&self, uid: &PodUid) -> bool {
+        self.pending.contains_key(uid) || self.without_gpu.contains(uid)
+    }
 }
 
 /// Room that is being made and kept.
@@ -218,33 +224,12 @@ impl App {
         allowed.as_ref().is_none_or(|allowed| allowed.contains(&isolation))
     }
 
-    /// The pod as one that waits with `query`.
-    pub fn waiting_pod(pod: &SeenPod, query: PlacementRequest) -> WaitingPod {
-        WaitingPod {
-            pod: pod.pod.clone(),
-            namespace: pod.namespace.clone(),
-            name: pod.name.clone(),
-            query,
-            priority: pod.scheduling.priority,
-            may_preempt: pod.scheduling.may_preempt,
-            created_unix_seconds: pod.life.created_unix_seconds,
-            controller: pod.life.controller,
-            group: pod.group.clone(),
-            edition: pod.scheduling.edition,
-        }
-    }
-
     /// Forgets a pod that is bound or gone.
     pub fn settle_pod(&self, uid: &PodUid) {
         self.waiting.remove(uid);
         self.room.preemptors.forget(uid);
         self.pods.pending.remove(uid);
         self.pods.gated.remove(uid);
-    }
-
-    /// Whether a pod is for one of our schedulers.
-    pub fn is_ours(&self, pod: &SeenPod) -> bool {
-        self.config.scheduler_names.contains(&pod.scheduling.scheduler)
     }
 
     /// Notes how a requeue ended, if one did. The room may be for another pod now.
@@ -294,11 +279,12 @@ impl App {
         if let Some(guest) = &placement.guest {
             let _ = write!(note, "; it runs on {} until another pod needs that", guest.on);
         }
+        let limits = self.config.webhook.memory_limit.driver_limits();
         note.push_str(match placement.isolation {
-            ConfiguredIsolation::None if self.driver_limits() == DriverLimits::Configured => {
+            ConfiguredIsolation::None if limits == DriverLimits::Configured => {
                 "; the driver is configured to limit its memory; `/v1/state` confirms it later"
             }
-            ConfiguredIsolation::None if self.driver_limits() == DriverLimits::OfClients => {
+            ConfiguredIsolation::None if limits == DriverLimits::OfClients => {
                 "; MPS is configured to limit its memory, as far as its programs cooperate; \
                  `/v1/state` confirms once it runs"
             }
@@ -341,15 +327,6 @@ impl App {
              kubelet on the node, and processes that do not end"
         );
         self.tell(pod, NoticeReason::GpuNotReleased, note);
-    }
-
-    /// How the webhook is configured to limit the memory of containers that share a GPU.
-    pub fn driver_limits(&self) -> DriverLimits {
-        match self.config.webhook.memory_limit {
-            MemoryLimit::None => DriverLimits::Unused,
-            MemoryLimit::Driver => DriverLimits::Configured,
-            MemoryLimit::Mps => DriverLimits::OfClients,
-        }
     }
 
     /// How many entries the tables have that grow with pods, nodes or calls, by name.
@@ -429,13 +406,6 @@ impl App {
     /// Whether this process has begun to lead, also if it may not write just now.
     fn has_begun(&self) -> bool {
         self.writer.term().writer().is_some()
-    }
-
-    /// The number of the term in which this process acts now; `None` if it may not.
-    pub fn acts_in(&self) -> Option<u64> {
-        let term = self.writer.term();
-        let writer = term.writer().filter(|_| term.is_valid());
-        writer.map(|writer| writer.term())
     }
 
     /// Whether this replica leads, and no other one can by now. A process that was frozen has not noticed yet that

@@ -231,6 +231,11 @@ impl fmt::Display for ConfigFaults {
 impl std::error::Error for ConfigFaults {}
 
 impl Config {
+    /// Whether pods that name this scheduler are ours.
+    pub fn serves(&self, scheduler_name: &str) -> bool {
+        self.scheduler_names.iter().any(|name| name == scheduler_name)
+    }
+
     /// Reads a YAML document. A key that it does not have gets its default.
     ///
     /// serde stops at the first key that it cannot read. That key is noted and taken out of the

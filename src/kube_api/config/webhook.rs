@@ -12,6 +12,7 @@ use crate::config::allowed::{
     CLASSES_WITHOUT_GPUS, HostFolder, capabilities, classes, sysctls, taints, variables,
 };
 use crate::config::values::{NoContext, address, filled, is_plain, number};
+use engine::model::isolation::DriverLimits;
 
 /// What happens to a pod without a GPU request whose RuntimeClass may give GPUs. With NVIDIA's, an
 /// image that sets `NVIDIA_VISIBLE_DEVICES=all`, as CUDA images do, gets every GPU of its node.
@@ -40,6 +41,17 @@ pub enum MemoryLimit {
     /// MPS: each container that shares a GPU is a client of that GPU's daemon, and its own
     /// environment says how much memory it may take.
     Mps,
+}
+
+impl MemoryLimit {
+    /// What the driver limits then.
+    pub fn driver_limits(self) -> DriverLimits {
+        match self {
+            Self::None => DriverLimits::Unused,
+            Self::Driver => DriverLimits::Configured,
+            Self::Mps => DriverLimits::OfClients,
+        }
+    }
 }
 
 /// Whether MPS clients are also limited to a part of the SMs.

@@ -26,6 +26,8 @@ use crate::request::resources::{
 };
 use crate::request::usable::{WORKLOAD, check_class, check_use, workload_of};
 use engine::ledger::change::facts::{MoveFact, PodFact};
+use engine::ledger::query::queries::PlacementRequest;
+use engine::ledger::suggest::waiting::WaitingPod;
 use engine::model::request::{GpuRequest, Movable, PodGroup};
 use engine::model::reservation::{Placement, PodRef};
 use runtime::causes::shown_long;
@@ -282,6 +284,22 @@ impl SeenPod {
         ];
         let long = fields.into_iter().find(|(_, bytes, most)| bytes > most);
         long.map_or(Ok(()), |(field, bytes, most)| Err(PodFault::TooLong { field, bytes, most }))
+    }
+
+    /// The same as one that waits with `query`.
+    pub fn waiting_with(&self, query: PlacementRequest) -> WaitingPod {
+        WaitingPod {
+            pod: self.pod.clone(),
+            namespace: self.namespace.clone(),
+            name: self.name.clone(),
+            query,
+            priority: self.scheduling.priority,
+            may_preempt: self.scheduling.may_preempt,
+            created_unix_seconds: self.life.created_unix_seconds,
+            controller: self.life.controller,
+            group: self.group.clone(),
+            edition: self.scheduling.edition,
+        }
     }
 }
 

@@ -61,6 +61,12 @@ impl ApiWriter {
         &self.term
     }
 
+    /// The number of the term in which this process acts now; `None` if it may not.
+    pub fn acts_in(&self) -> Option<u64> {
+        let writer = self.term.writer().filter(|_| self.term.is_valid());
+        writer.map(|writer| writer.term())
+    }
+
     /// What carries its requests out.
     pub fn outside(&self) -> &Outside {
         &self.outside

@@ -61,7 +61,7 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
             if receipt.is_taken {
                 let rules = Rules {
                     tolerance: app.config.guard.tolerance,
-                    limits: app.driver_limits(),
+                    limits: app.config.webhook.memory_limit.driver_limits(),
                     grace: GRACE,
                     max_limit: app.config.max_limit,
                 };
@@ -112,7 +112,7 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
 /// Without the orders of another leader that an agent obeys: their numbers mean nothing here.
 fn of_this_term(app: &App, details: DetailsReport) -> DetailsReport {
     let limits = details.limits.map(|(term, mut gpus)| {
-        if Some(term) != app.acts_in() {
+        if Some(term) != app.writer.acts_in() {
             gpus.values_mut().for_each(|number| *number = 0);
         }
         (term, gpus)
@@ -123,7 +123,7 @@ fn of_this_term(app: &App, details: DetailsReport) -> DetailsReport {
 /// The term in which this replica gives orders to agents; `None` if it gives none.
 fn ordering_term(app: &App) -> Option<u64> {
     let may = app.leads() && app.lead.is_fenced() && app.readiness() == Readiness::Ready;
-    app.acts_in().filter(|_| may)
+    app.writer.acts_in().filter(|_| may)
 }
 
 /// The limits of memory that the agent of a node is to set, if this replica gives orders.
@@ -152,7 +152,7 @@ fn keep_promises(
     reported: Option<(u64, BTreeMap<PodUid, Vec<Spot>>)>,
     now: Timestamp,
 ) {
-    let own = app.acts_in().filter(|_| app.leads() && app.lead.is_fenced());
+    let own = app.writer.acts_in().filter(|_| app.leads() && app.lead.is_fenced());
     let earlier = reported.filter(|(term, _)| own.is_some_and(|own| own != *term));
     let Some((_, promises)) = earlier else { return };
     for (uid, spots) in &promises {

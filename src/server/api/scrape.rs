@@ -42,7 +42,9 @@ pub(crate) fn text(app: &App) -> Vec<u8> {
     app.metrics.set_failed_mig_orders(failed_mig_orders(app));
     app.metrics.set_overdue_drains(app.ledger.overdue_drains(app.clock.now()));
     app.metrics.set_outside(OutsideFigures { over_limit_pods, excess, untracked });
-    for (mode, (configured, verified)) in app.ledger.isolation(app.driver_limits()) {
+    for (mode, (configured, verified)) in
+        app.ledger.isolation(app.config.webhook.memory_limit.driver_limits())
+    {
         app.metrics.set_tenants(mode.name(), configured, verified);
     }
     let fleet = FleetFigures { packing: app.ledger.packing(), kinds: app.ledger.fleet(), nodes };

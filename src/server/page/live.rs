@@ -316,7 +316,7 @@ impl FleetMap {
             }
             return is_news;
         }
-        let limits = app.driver_limits();
+        let limits = app.config.webhook.memory_limit.driver_limits();
         let mut sight = Sight { details, limits, legend: &mut self.legend, number: next };
         let cell = serde_json::value::to_raw_value(&node_cell(node, &mut sight));
         let cell = cell.expect("cells are made of texts and numbers");

@@ -135,7 +135,7 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
 /// that is as important.
 fn without_gpu(app: &App, pod: &SeenPod, names: &[&str]) -> Vec<Option<Rejection>> {
     let mut answers = vec![None; names.len()];
-    if app.ledger.standing_count() > 0 && app.is_ours(pod) {
+    if app.ledger.standing_count() > 0 && app.config.serves(&pod.scheduling.scheduler) {
         let kept = app.room.preemptors.nodes_above(pod.scheduling.priority);
         for (answer, name) in answers.iter_mut().zip(names) {
             let is_kept = kept.contains(&NodeName::new(*name));
@@ -317,8 +317,8 @@ fn note_passed<'a>(
     nodes: Option<impl ExactSizeIterator<Item = &'a str>>,
 ) {
     let uid = &pod.pod.uid;
-    if app.is_ours(pod) && app.may_note(uid, query) {
-        app.binding.passed.pass(uid, nodes, app.is_shown_waiting(uid), app.clock.now());
+    if app.config.serves(&pod.scheduling.scheduler) && app.may_note(uid, query) {
+        app.binding.passed.pass(uid, nodes, app.pods.show_waiting(uid), app.clock.now());
     }
 }
 

@@ -48,7 +48,7 @@ pub fn explain_named(
     let pod = format!("{namespace}/{name}");
     let gated =
         app.pods.gated.iter().find(|gated| *gated.pod.name == *pod).map(|gated| Arc::clone(&gated));
-    let gated = gated.and_then(|gated| Some(App::waiting_pod(&gated, app.query(&gated)?)));
+    let gated = gated.and_then(|gated| Some(gated.waiting_with(app.query(&gated)?)));
     let gated = gated.map(|gated| WaitingState::without_call(gated, app.clock.now()));
     if let Some(waiting) = gated.or_else(|| app.waiting.named(namespace, name)) {
         return Some(explain(app, &waiting, viewer));

@@ -81,7 +81,7 @@ pub(crate) fn reporting(state: NodeReporting) -> state::NodeReporting {
 
 fn node(app: &App, node: &NodeState, viewer: &Viewer) -> Node {
     let details = app.ledger.details(node.name().as_str());
-    let limits = app.driver_limits();
+    let limits = app.config.webhook.memory_limit.driver_limits();
     let devices = node.devices().iter();
     let devices = devices.map(|found| devices::device(node, limits, &details, found)).collect();
     let (driver, cuda) = details.driver.map(|driver| (driver.version, driver.cuda)).unzip();

@@ -122,9 +122,7 @@ pub fn waiting(app: &App, query: &WaitingQuery, viewer: &Viewer) -> WaitingPodLi
         match &pending.request {
             Err(fault) => pods.push(refused_request(&pending, fault, now)),
             Ok(_) if !pending.scheduling.is_gated => {}
-            Ok(_) => {
-                gated.extend(app.query(&pending).map(|query| App::waiting_pod(&pending, query)))
-            }
+            Ok(_) => gated.extend(app.query(&pending).map(|query| pending.waiting_with(query))),
         }
     }
     pods.sort_by(|a, b| a.pod.cmp(&b.pod));

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use control::shared::app::App;
 use control::shared::other_fences::GONE_AFTER;
 use engine::ledger::query::reading::Readiness;
 use engine::model::event::LedgerEvent;
@@ -284,7 +283,7 @@ async fn a_stopping_process_requeues_no_pod() {
 /// *Filter* refuses the pod, and then room appears.
 fn refuse_and_free(bed: &Bed, pod: &SeenPod) {
     let app = &bed.app;
-    app.waiting.begin_call(App::waiting_pod(pod, app.query(pod).unwrap()), app.clock.now());
+    app.waiting.begin_call(pod.waiting_with(app.query(pod).unwrap()), app.clock.now());
     let queried = app.ledger.named_nodes(["n1"].iter());
     app.waiting.refuse(&pod.pod.uid, BTreeMap::new(), Some(queried));
     app.outbox.push(vec![LedgerEvent::Room(NodeName::new("n1"))]);

@@ -88,6 +88,7 @@ pub struct AgentArgs {
 
 /// What the agent does with the MPS control daemons, and where they are.
 #[derive(Clone, Debug, clap::Args)]
+#[group(skip)] // else usage lines would list it
 pub struct MpsArgs {
     /// MPS control daemons, one per GPU: `off` ignores them, `rely` reads the limits of daemons
     /// that another process runs, `manage` also runs them.
@@ -105,6 +106,7 @@ pub struct MpsArgs {
 
 /// Whether the agent makes MIG instances, and where it notes them.
 #[derive(Clone, Debug, clap::Args)]
+#[group(skip)]
 pub struct MigOnDemandArgs {
     /// Make and remove MIG instances as the extender orders.
     #[arg(long)]

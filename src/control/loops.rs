@@ -1,4 +1,5 @@
-//! The loops of the control core: ticks, requeues, settled Bindings, evictions, audits.
+//! The loops of the control core: ticks, requeues, settled Bindings, evictions, audits, and what a replica does
+//! when it begins to lead.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

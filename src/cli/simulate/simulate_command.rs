@@ -91,6 +91,7 @@ pub struct SimulateArgs {
 
 /// Times at which pods come and end, and what waits.
 #[derive(Debug, Args)]
+#[group(skip)] // else usage lines would list it
 #[command(group = ArgGroup::new("times").args(["churn", "timeline"]))]
 struct TimesArgs {
     /// Let pods drawn from the trace come and end at random times, so that they request this

@@ -39,7 +39,7 @@ pub(crate) fn check_made_up(app: &App, uid: &PodUid, node: &str) -> Result<(), B
 
 /// Whether the watch shows the pod waiting, maybe with scheduling gates: it is not made up.
 pub(crate) fn is_shown(app: &App, uid: &PodUid) -> bool {
-    app.pods.show_waiting(uid) || app.pods.gated.contains_key(uid)
+    app.pods.is_shown_waiting(uid) || app.pods.gated.contains_key(uid)
 }
 
 /// Reads a pod that the watch does not show waiting for a GPU yet.

@@ -108,7 +108,7 @@ pub struct KnownPods {
 
 impl KnownPods {
     /// Whether the watch shows a pod as one of ours without a node.
-    pub fn show_waiting(&self, uid: &PodUid) -> bool {
+    pub fn is_shown_waiting(&self, uid: &PodUid) -> bool {
         self.pending.contains_key(uid) || self.without_gpu.contains(uid)
     }
 }

@@ -50,8 +50,8 @@ impl AgentTokens {
         Self { known: KnownTokens::new(time), ..self }
     }
 
-    /// The pod that sends this header, from this address. Boxed, as all that reads whole objects: otherwise
-    /// the code for that would be built again in each crate that waits for it.
+    /// The pod that sends this header, from this address. Boxed: otherwise the code that reads its pod would be
+    /// built again in each crate that waits for this.
     ///
     /// # Errors
     /// [`TokenRefusal`].

@@ -24,7 +24,7 @@ pub enum Cause {
     /// A success whose body cannot be read.
     #[error("the API server's answer cannot be read: {fault}")]
     Body {
-        /// The error of the JSON parser.
+        /// Why it is not the JSON of such an object.
         fault: String,
     },
 }

@@ -1,5 +1,5 @@
-//! The only writer of pods: it posts Bindings, requeues and fences pods, and writes placements
-//! again that another client edited.
+//! The only writer of pods: it posts Bindings, requeues and fences pods, writes placements again that
+//! another client edited, changes CPU in place, and labels the leader.
 //!
 //! A Binding carries the pod's UID and version as preconditions and its placement as annotations.
 //! So device and node become true in one write or not at all. The outcome is not always known: a

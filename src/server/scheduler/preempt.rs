@@ -248,7 +248,7 @@ fn note_plan(app: &App, pod: &SeenPod, victims: &BTreeMap<String, MetaVictims>) 
         (NodeName::new(node.as_str()), pods)
     });
     let plan: PlannedVictims = plan.filter(|(_, pods)| pods.len() <= MOST_VICTIMS_KEPT).collect();
-    app.room.preemptors.plan(uid, plan, app.pods.show_waiting(uid), app.clock.now());
+    app.room.preemptors.plan(uid, plan, app.pods.is_shown_waiting(uid), app.clock.now());
 }
 
 #[cfg(test)]

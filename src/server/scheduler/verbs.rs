@@ -318,7 +318,7 @@ fn note_passed<'a>(
 ) {
     let uid = &pod.pod.uid;
     if app.config.serves(&pod.scheduling.scheduler) && app.may_note(uid, query) {
-        app.binding.passed.pass(uid, nodes, app.pods.show_waiting(uid), app.clock.now());
+        app.binding.passed.pass(uid, nodes, app.pods.is_shown_waiting(uid), app.clock.now());
     }
 }
 

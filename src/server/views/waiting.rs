@@ -1,5 +1,5 @@
 //! `GET /v1/waiting`: the waiting pods, each with its request, the obstacle, a suggestion and its
-//! position in the queue.
+//! position in the queue. Also the page's list of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 

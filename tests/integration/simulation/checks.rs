@@ -422,7 +422,7 @@ impl World {
         if pod.is_deleting || is_hidden || is_later(replica, pod) {
             return None;
         }
-        if !replica.app.pods.show_waiting(uid) {
+        if !replica.app.pods.is_shown_waiting(uid) {
             return None;
         }
         let has_own_room = replica.app.room.preemptors.is_asked(uid) || pod.has_group();

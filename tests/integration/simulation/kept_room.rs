@@ -173,7 +173,7 @@ impl World {
             let has_cpus = Node::has_cpus(self.cpus_taken(&node.name), pod);
             node.is_cordoned || node.suits(pod) && has_cpus
         };
-        node.is_some_and(is_usable) && replica.app.pods.show_waiting(uid)
+        node.is_some_and(is_usable) && replica.app.pods.is_shown_waiting(uid)
     }
 }
 

@@ -293,7 +293,7 @@ impl World {
         let is_about = self.is_about(life, id, uid.as_str());
         let gone = self.gone_of(life, id, &answer);
         self.note_answer(life, id, &answer);
-        let was_waiting = self.process(life).is_some_and(|it| it.app.pods.show_waiting(&uid));
+        let was_waiting = self.process(life).is_some_and(|it| it.app.pods.is_shown_waiting(&uid));
         self.step(life, StepEvent::Answered { id, answer });
         if let Err(broken) = gone.map_or(Ok(()), |uid| self.check_gone(life, &uid)) {
             self.broke(broken);

@@ -11,7 +11,6 @@ use serde_json::{Value, json};
 use crate::clock;
 use crate::fleet::{A100, Fleet};
 use crate::pods::PodPlan;
-use crate::schedulers::SchedulerPlan;
 use crate::testbed::{Setup, Stage, figure, scenario};
 use crate::watching::{find, is_bound};
 use crate::webhook::{Webhook, dry_run, policies, reported, unconfigure};
@@ -52,37 +51,6 @@ fn pods_of_all_controllers_are_completed_and_placed() {
         many_containers(&stage).await;
         closed_without_the_webhook(&stage, &mut webhook).await;
         no_pod_takes_gpus_once_it_is_gone(&stage, &names[0]).await;
-        stage.judge().await;
-    });
-}
-
-#[test]
-fn in_place_the_webhook_marks_pods_and_converts_whole_gpus() {
-    scenario("take-over", |bed| async move {
-        let plane = bed.plane;
-        let names = json!(["default-scheduler"]);
-        let setup = Setup {
-            schedulers: vec![SchedulerPlan::in_place()],
-            settings: json!({"scheduler_names": names}),
-            ..Setup::of(Fleet::new().with("take-over", 1, (4, A100)))
-        };
-        let stage = bed.stage(setup).await;
-        let settings = json!({"scheduler_names": names, "webhook": {"take_over_whole_gpus": true}});
-        let _webhook = Webhook::start(plane, &stage.cluster, settings).await;
-        let unnamed = |plan: PodPlan| plan.for_scheduler("default-scheduler");
-        let plans = [
-            unnamed(PodPlan::fraction("share", "0.5")),
-            unnamed(PodPlan::memory("memory", 4096)),
-            unnamed(PodPlan::new("whole").limited("nvidia.com/gpu", "2")),
-        ];
-        stage.cluster.add_pods(&plans).await;
-        stage.watching.until_bound(plans.len(), LIMIT).await;
-        let whole = stage.watching.ask(|pods| find(pods, "whole").map(|seen| seen.devices().len()));
-        assert_eq!(whole, Some(2), "as many as were requested by resource");
-        stage.figure(
-            "a share, an amount of memory and two whole GPUs placed, no marker in a template",
-        );
-        stage.until_ledgers_agree().await;
         stage.judge().await;
     });
 }

@@ -106,22 +106,10 @@ async fn room_for(
 }
 
 #[test]
-fn groups_whose_volumes_never_come_do_not_idle_a_pool() {
-    if runs("free-never-groups") {
+fn pods_and_groups_whose_volumes_never_come_do_not_idle_a_pool() {
+    if runs("free-never") {
         never_bound("free-never-groups", 10, (2, 4));
-    }
-}
-
-#[test]
-fn pods_whose_volumes_never_come_do_not_idle_a_pool() {
-    if runs("free-never-pods") {
         never_bound("free-never-pods", 12, (1, 2));
-    }
-}
-
-#[test]
-fn many_groups_whose_volumes_never_come_do_not_idle_a_pool() {
-    if runs("free-never-many") {
         never_bound("free-never-many", 40, (2, 1));
     }
 }
@@ -198,9 +186,10 @@ fn never_bound(name: &'static str, groups: usize, (size, count): (usize, usize))
         scene.stage.figure(&format!(
             "A4 {all_idle:.0} GPU seconds idle within five minutes while one waits that is bound"
         ));
-        assert!(bound.iter().all(in_time), "{bound:?}");
-        assert!(waits.iter().all(|wait| wait.is_some_and(|wait| wait < LATER)), "{waits:?}");
-        assert!(all_idle < MOST_IDLE, "{all_idle} s");
+        assert!(bound.iter().all(in_time), "{name}: {bound:?}");
+        let in_time = |wait: &Option<Duration>| wait.is_some_and(|wait| wait < LATER);
+        assert!(waits.iter().all(in_time), "{name}: {waits:?}");
+        assert!(all_idle < MOST_IDLE, "{name}: {all_idle} s");
         scene.stage.judge().await;
     });
 }
@@ -268,11 +257,7 @@ const FREED: Duration = Duration::from_millis(700);
 #[test]
 fn an_important_pod_on_a_full_cluster_and_one_that_waits_have_freed_room_soon() {
     freed_soon("free-soon", AT_ONCE);
-}
-
-/// The figures where agents report once a second; no goal.
-#[test]
-fn an_important_pod_on_a_full_cluster_and_one_that_waits_have_freed_room() {
+    // The figures where agents report once a second; no goal.
     if runs("free-each-second") {
         freed_soon("free-each-second", Duration::from_secs(1));
     }

@@ -126,12 +126,8 @@ fn a_team_gets_all_the_room_that_was_made_for_its_guarantee() {
 }
 
 #[test]
-fn room_on_a_node_that_is_cordoned_is_made_elsewhere_at_once() {
+fn room_on_a_node_that_leaves_is_made_elsewhere_at_once() {
     node_leaves("kept-cordoned", true);
-}
-
-#[test]
-fn room_on_a_node_that_is_deleted_is_made_elsewhere_at_once() {
     if runs("kept-deleted") {
         node_leaves("kept-deleted", false);
     }
@@ -165,23 +161,19 @@ fn node_leaves(name: &'static str, is_cordoned: bool) {
         let what = if is_cordoned { "cordoned" } else { "deleted" };
         let what = format!("A2 node {what}, next try after {} s", seconds(next));
         scene.row(&what, bound, gone.len(), scene.idle_without(&node, left));
-        assert_eq!(gone.len(), 2, "one on each node: {gone:?}");
-        assert!(next.is_some_and(|next| next < SEEN_WITHIN), "{next:?}");
-        assert!(bound.is_some_and(|bound| bound < ends_within() + MARGIN), "{bound:?}");
+        assert_eq!(gone.len(), 2, "{name}: one on each node: {gone:?}");
+        assert!(next.is_some_and(|next| next < SEEN_WITHIN), "{name}: {next:?}");
+        assert!(bound.is_some_and(|bound| bound < ends_within() + MARGIN), "{name}: {bound:?}");
         scene.stage.judge().await;
     });
 }
 
 #[test]
-fn a_pod_that_hangs_past_its_time_holds_up_no_important_one() {
+fn a_pod_that_hangs_holds_up_no_important_one() {
+    hung("kept-hung-lost", true);
     if runs("kept-hung") {
         hung("kept-hung", false);
     }
-}
-
-#[test]
-fn a_pod_that_hangs_on_a_lost_node_holds_up_no_important_one() {
-    hung("kept-hung-lost", true);
 }
 
 /// How long the others there take to end.
@@ -229,7 +221,7 @@ fn hung(name: &'static str, is_lost: bool) {
                 late.push((name, next, bound, gone));
             }
         }
-        assert!(late.is_empty(), "{late:?}");
+        assert!(late.is_empty(), "{how}: {late:?}");
         scene.stage.judge().await;
     });
 }

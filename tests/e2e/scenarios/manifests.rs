@@ -5,11 +5,11 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use crate::manifests::{Mode, apply, objects};
-use crate::testbed::{figure, scenario};
+use crate::testbed::{Testbed, figure, scenario};
 use crate::webhook::{dry_run, runtime_classes};
 
 #[test]
-fn the_api_server_accepts_every_manifest() {
+fn the_api_server_accepts_every_manifest_and_only_agents_exceed_the_restricted_profile() {
     scenario("manifests", |bed| async move {
         let files = [
             "rbac.yaml",
@@ -42,27 +42,25 @@ fn the_api_server_accepts_every_manifest() {
             (&pod["hostPID"], &pod["securityContext"]["runAsUser"]),
             (&json!(true), &json!(0))
         );
+        only_the_agents_exceed_the_restricted_profile(&bed).await;
     });
 }
 
-#[test]
-fn only_the_agents_exceed_the_restricted_profile() {
-    scenario("namespaces", |bed| async move {
-        let client = &bed.cluster.client;
-        runtime_classes(client).await;
-        for file in ["extender.yaml", "webhook.yaml", "scheduler.yaml"] {
-            let template = template_of(file);
-            let made = made(client, "gpu-system", &template).await;
-            made.unwrap_or_else(|message| panic!("{file}: {message}"));
-            figure(bed.name, &format!("{file}: its pod may be created under `restricted`"));
-        }
-        for agent in ["agent.yaml", "agent-privileged.yaml", "agent-mig.yaml"].map(template_of) {
-            made(client, "gpupack-agents", &agent).await.expect("the agents' own namespace");
-            let message = made(client, "gpu-system", &agent).await.expect_err("hostPID");
-            assert!(message.contains("violates PodSecurity \"restricted"), "{message}");
-        }
-        figure(bed.name, "the agents' pods are refused there, and created in their own namespace");
-    });
+async fn only_the_agents_exceed_the_restricted_profile(bed: &Testbed) {
+    let client = &bed.cluster.client;
+    runtime_classes(client).await;
+    for file in ["extender.yaml", "webhook.yaml", "scheduler.yaml"] {
+        let template = template_of(file);
+        let made = made(client, "gpu-system", &template).await;
+        made.unwrap_or_else(|message| panic!("{file}: {message}"));
+        figure(bed.name, &format!("{file}: its pod may be created under `restricted`"));
+    }
+    for agent in ["agent.yaml", "agent-privileged.yaml", "agent-mig.yaml"].map(template_of) {
+        made(client, "gpupack-agents", &agent).await.expect("the agents' own namespace");
+        let message = made(client, "gpu-system", &agent).await.expect_err("hostPID");
+        assert!(message.contains("violates PodSecurity \"restricted"), "{message}");
+    }
+    figure(bed.name, "the agents' pods are refused there, and created in their own namespace");
 }
 
 /// The pod template of the one Deployment or DaemonSet in a file.

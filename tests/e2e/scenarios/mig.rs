@@ -267,75 +267,75 @@ fn a_gpu_without_a_table_is_divided_as_its_driver_lists() {
     });
 }
 
-/// The agent keeps the promise for the next process, which has the instance made again there.
 #[test]
-fn a_pod_whose_instance_was_made_as_the_extender_was_killed_gets_one() {
-    scenario_within("mig-killed", 6 * LIMIT, |bed| async move {
+fn pods_get_instances_after_a_kill_and_important_ones_those_of_others() {
+    scenario_within("mig-killed", 9 * LIMIT, |bed| async move {
         let (mut stage, node) = on_demand(bed, "killed", KNOWN).await;
-        let mut kubelet = Kubelet::default();
-        let mut times = Vec::new();
-        for at in 0..5 {
-            let pod = format!("p{at}");
-            stage.cluster.add_pods(&[plan(&pod, REQUESTS[2])]).await;
-            let started = clock::now();
-            while node.instances().is_empty() {
-                assert!(started.elapsed() < LIMIT, "no instance is made");
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-            stage.extender.kill();
-            let killed = clock::now();
-            tokio::time::sleep(Duration::from_millis(200)).await;
-            let is_first = !stage.watching.ask(|pods| is_bound(pods, &pod));
-            stage.extender.start_again().await;
-            bound(&stage, &pod).await;
-            if is_first {
-                times.push(clock::ms(killed.elapsed()));
-            }
-            until_settled(&stage, &node, &mut kubelet).await;
-            assert_eq!(node.instances().len(), 1, "the first one is gone");
-            stage.cluster.delete_pod(&pod).await;
-            until_settled(&stage, &node, &mut kubelet).await;
-        }
-        assert!(!times.is_empty(), "each Binding was posted before the end of its process");
-        stage.figure(&format!(
-            "bound {times:?} ms after the extender was killed between instance and Binding"
-        ));
+        killed_as_an_instance_was_made(&mut stage, &node).await;
+        stage.extender.kill();
+        stage.extender.reconfigure(&json!({"standing_hold_after_seconds": 0}));
+        stage.extender.start_again().await;
+        until_divided(&stage.extender, 1).await;
+        important_pods_get_those_of_others(&stage).await;
     });
 }
 
-#[test]
-fn important_pods_get_instances_that_others_have() {
-    scenario_within("mig-important", 6 * LIMIT, |bed| async move {
-        let settings =
-            json!({"pools": {"": {"mig": "on_demand"}}, "standing_hold_after_seconds": 0});
-        let fleet = Fleet::new().with("important", 1, (1, A100));
-        let mut stage = bed.stage(Setup { settings, ..Setup::of(fleet) }).await;
-        stage.stop_agents();
-        let _node = Node::start(&stage, KNOWN);
-        until_divided(&stage.extender, 1).await;
-        manifests::apply(&stage.cluster.client, "evict.yaml", Mode::Keep).await;
-        for (class, priority) in [("mig-high", 1_000), ("mig-mid", 100), ("mig-low", 10)] {
-            stage.cluster.add_priority_class(class, priority).await;
+/// The agent keeps the promise for the next process, which has the instance made again there.
+async fn killed_as_an_instance_was_made(stage: &mut Stage, node: &Node) {
+    let mut kubelet = Kubelet::default();
+    let mut times = Vec::new();
+    for at in 0..5 {
+        let pod = format!("p{at}");
+        stage.cluster.add_pods(&[plan(&pod, REQUESTS[2])]).await;
+        let started = clock::now();
+        while node.instances().is_empty() {
+            assert!(started.elapsed() < LIMIT, "no instance is made");
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        let half = |name: &str| plan(name, REQUESTS[2]).important("mig-low");
-        stage.cluster.add_pods(&[half("s1"), half("s2")]).await;
-        stage.watching.until_bound(2, LIMIT).await;
-        let (m1, m2) = (plan("m1", REQUESTS[2]), plan("m2", REQUESTS[0]));
-        let mut times = Vec::new();
-        // One after the other: `m2` may take the room that others left for `m1`, which pauses for a minute then.
-        for (pod, plan) in [("m1", m1.important("mig-mid")), ("m2", m2.important("mig-high"))] {
-            stage.cluster.add_pods(&[plan]).await;
-            times.push(clock::ms(bound(&stage, pod).await));
+        stage.extender.kill();
+        let killed = clock::now();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let is_first = !stage.watching.ask(|pods| is_bound(pods, &pod));
+        stage.extender.start_again().await;
+        bound(stage, &pod).await;
+        if is_first {
+            times.push(clock::ms(killed.elapsed()));
         }
-        assert_eq!(stage.watching.ask(evicted), ["s1", "s2"], "each needs the units of one");
-        stage.cluster.add_pods(&[plan("i", REQUESTS[2]).important("mig-high")]).await;
-        times.push(clock::ms(bound(&stage, "i").await));
-        assert_eq!(stage.watching.ask(evicted), ["m1", "s1", "s2"], "the less important one goes");
-        stage.cluster.add_pods(&[plan("j", REQUESTS[1]).important("mig-high")]).await;
-        times.push(clock::ms(bound(&stage, "j").await));
-        assert_eq!(stage.watching.ask(evicted).len(), 3, "there is a place beside them");
-        stage.figure(&format!("important pods are bound after {times:?} ms"));
-    });
+        until_settled(stage, node, &mut kubelet).await;
+        assert_eq!(node.instances().len(), 1, "the first one is gone");
+        stage.cluster.delete_pod(&pod).await;
+        until_settled(stage, node, &mut kubelet).await;
+    }
+    assert!(!times.is_empty(), "each Binding was posted before the end of its process");
+    stage.figure(&format!(
+        "bound {times:?} ms after the extender was killed between instance and Binding"
+    ));
+}
+
+async fn important_pods_get_those_of_others(stage: &Stage) {
+    stage.watching.forget_gone();
+    manifests::apply(&stage.cluster.client, "evict.yaml", Mode::Keep).await;
+    for (class, priority) in [("mig-high", 1_000), ("mig-mid", 100), ("mig-low", 10)] {
+        stage.cluster.add_priority_class(class, priority).await;
+    }
+    let half = |name: &str| plan(name, REQUESTS[2]).important("mig-low");
+    stage.cluster.add_pods(&[half("s1"), half("s2")]).await;
+    stage.watching.until_bound(2, LIMIT).await;
+    let (m1, m2) = (plan("m1", REQUESTS[2]), plan("m2", REQUESTS[0]));
+    let mut times = Vec::new();
+    // One after the other: `m2` may take the room that others left for `m1`, which pauses for a minute then.
+    for (pod, plan) in [("m1", m1.important("mig-mid")), ("m2", m2.important("mig-high"))] {
+        stage.cluster.add_pods(&[plan]).await;
+        times.push(clock::ms(bound(stage, pod).await));
+    }
+    assert_eq!(stage.watching.ask(evicted), ["s1", "s2"], "each needs the units of one");
+    stage.cluster.add_pods(&[plan("i", REQUESTS[2]).important("mig-high")]).await;
+    times.push(clock::ms(bound(stage, "i").await));
+    assert_eq!(stage.watching.ask(evicted), ["m1", "s1", "s2"], "the less important one goes");
+    stage.cluster.add_pods(&[plan("j", REQUESTS[1]).important("mig-high")]).await;
+    times.push(clock::ms(bound(stage, "j").await));
+    assert_eq!(stage.watching.ask(evicted).len(), 3, "there is a place beside them");
+    stage.figure(&format!("important pods are bound after {times:?} ms"));
 }
 
 /// Waits until a pod is bound.

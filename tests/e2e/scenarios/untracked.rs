@@ -7,14 +7,18 @@ use crate::clock;
 use crate::fleet::{A100, Fleet};
 use crate::pods::PodPlan;
 use crate::testbed::{Setup, Stage, scenario};
-use crate::watching::{find, is_bound};
+use crate::watching::{Pods, find, is_bound};
 
 const LIMIT: Duration = Duration::from_secs(30);
+
+/// A node with a GPU that others have given away twice.
+const OVERALLOCATED: &str = "overallocated-00";
 
 #[test]
 fn pods_bound_by_others_count_if_they_have_a_placement() {
     scenario("untracked", |bed| async move {
-        let fleet = Fleet::new().with("untracked", 1, (2, A100));
+        let fleet =
+            Fleet::new().with("untracked", 1, (2, A100)).with("overallocated", 1, (2, A100));
         let node = "untracked-00";
         let [first, second] = [0, 1].map(|i| fleet.uuids(node)[i].to_owned());
         let placed = |name: &str, uuid: &str, share: u64| {
@@ -27,9 +31,10 @@ fn pods_bound_by_others_count_if_they_have_a_placement() {
             PodPlan::fraction("old-silent", "0.5").bound_by_others(node),
             PodPlan::new("old-broken").annotated(PLACEMENT, "{\"v\":1").bound_by_others(node),
             mirror(node),
-            PodPlan::fraction("old-waiting", "0.4"),
+            PodPlan::fraction("old-waiting", "0.4").only_on(node),
         ];
         bed.cluster.add_pods(&old).await;
+        bed.cluster.add_pods(&too_many(&fleet)).await;
         let stage = bed.stage(Setup::of(fleet)).await;
         stage
             .watching
@@ -42,6 +47,8 @@ fn pods_bound_by_others_count_if_they_have_a_placement() {
         stage.until_ledgers_agree().await;
         placed_beside(&stage).await;
         reported(&stage).await;
+        only_that_gpu_is_affected(&stage).await;
+        a_pod_without_a_request_gets_no_device(&stage).await;
         stage.judge().await;
     });
 }
@@ -66,7 +73,8 @@ async fn placed_beside(stage: &Stage) {
     let plans = [
         PodPlan::fraction("fits", &decimal(fits)),
         PodPlan::fraction("fits-not", &decimal(fits_not)),
-    ];
+    ]
+    .map(|plan| plan.only_on("untracked-00"));
     stage.cluster.add_pods(&plans[1..]).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert!(!stage.watching.ask(|pods| is_bound(pods, "fits-not")), "bound over pods of others");
@@ -92,44 +100,39 @@ async fn reported(stage: &Stage) {
     stage.figure("pods bound by others without a valid placement have an event");
 }
 
-#[test]
-fn overallocation_from_outside_affects_only_that_gpu() {
-    scenario("overallocated", |bed| async move {
-        let fleet = Fleet::new().with("overallocated", 1, (2, A100));
-        let node = "overallocated-00";
-        let uuid = fleet.uuids(node)[0].to_owned();
-        let forged =
-            |name: &str| PodPlan::new(name).placed_on(&uuid, 65_056, 800_000).bound_by_others(node);
-        // To remove the list of devices does not free the room.
-        let plans = [forged("one"), forged("two").without(DEVICES)];
-        bed.cluster.add_pods(&plans).await;
-        let stage = bed.stage(Setup::of(fleet)).await;
-        let plans = ["a", "b"].map(|name| PodPlan::fraction(name, "0.5"));
-        stage.cluster.add_pods(&plans).await;
-        stage.watching.until_bound(4, LIMIT).await;
-        for name in ["a", "b"] {
-            let there = stage.watching.ask(|pods| {
-                find(pods, name).is_some_and(|seen| seen.devices().contains(&uuid.as_str()))
-            });
-            assert!(!there, "{name} was added to an overallocated GPU");
-        }
-        stage.figure("two pods placed beside an overallocated GPU");
-        stage.judge().await;
-    });
+/// Two pods of 0.8 on the first GPU of the other node.
+fn too_many(fleet: &Fleet) -> [PodPlan; 2] {
+    let uuid = fleet.uuids(OVERALLOCATED)[0];
+    let forged = |name: &str| {
+        PodPlan::new(name).placed_on(uuid, 65_056, 800_000).bound_by_others(OVERALLOCATED)
+    };
+    // To remove the list of devices does not free the room.
+    [forged("one"), forged("two").without(DEVICES)]
 }
 
-#[test]
-fn a_pod_without_a_request_is_bound_without_a_device() {
-    scenario("plain", |bed| async move {
-        let stage = bed.stage(Setup::of(Fleet::new().with("plain", 1, (1, A100)))).await;
-        stage.cluster.add_pods(&[PodPlan::new("plain")]).await;
-        let took = stage.watching.until("plain bound", LIMIT, |pods| is_bound(pods, "plain")).await;
-        stage.figure(&format!("a pod without a request is bound in {} ms", clock::ms(took)));
-        let placed = stage.watching.ask(|pods| {
-            let annotations = find(pods, "plain").and_then(|s| s.pod.metadata.annotations.clone());
-            annotations.is_some_and(|a| a.keys().any(|key| key.starts_with("placed.gpupack.dev/")))
-        });
-        assert!(!placed, "a pod without a request has a placement");
-        stage.judge().await;
+async fn only_that_gpu_is_affected(stage: &Stage) {
+    let plans = ["a", "b"].map(|name| PodPlan::fraction(name, "0.5").only_on(OVERALLOCATED));
+    stage.cluster.add_pods(&plans).await;
+    let both = |pods: &Pods| is_bound(pods, "a") && is_bound(pods, "b");
+    stage.watching.until("both bound beside the overallocated GPU", LIMIT, both).await;
+    let uuid = stage.fleet.uuids(OVERALLOCATED)[0];
+    for name in ["a", "b"] {
+        let there = stage
+            .watching
+            .ask(|pods| find(pods, name).is_some_and(|seen| seen.devices().contains(&uuid)));
+        assert!(!there, "{name} was added to an overallocated GPU");
+    }
+    stage.figure("two pods placed beside an overallocated GPU");
+}
+
+async fn a_pod_without_a_request_gets_no_device(stage: &Stage) {
+    stage.cluster.add_pods(&[PodPlan::new("plain")]).await;
+    let took = stage.watching.until("plain bound", LIMIT, |pods| is_bound(pods, "plain")).await;
+    stage.figure(&format!("a pod without a request is bound in {} ms", clock::ms(took)));
+    let placed = stage.watching.ask(|pods| {
+        let annotations =
+            find(pods, "plain").and_then(|seen| seen.pod.metadata.annotations.clone());
+        annotations.is_some_and(|all| all.keys().any(|key| key.starts_with("placed.gpupack.dev/")))
     });
+    assert!(!placed, "a pod without a request has a placement");
 }

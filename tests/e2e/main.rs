@@ -16,8 +16,9 @@
 //! `scenarios/kueue.rs` needs the real Kueue, which is built from its Go module; only with
 //! `GPUPACK_E2E_KUEUE=1`, or with `GPUPACK_KUEUE_REQUIRED=1`.
 //!
-//! A scenario has a cluster for itself and starts by emptying it. `--test-threads=3` runs as many side by
-//! side, each on a control plane of its own, which serves others after it; what measures runs alone.
+//! A scenario has a cluster for itself and starts by emptying it. Three run side by side, each on a control
+//! plane of its own, which serves others after it; what measures runs alone. `--test-threads=6` lets others
+//! wait that need the one node, or a control plane.
 //!
 //! `GPUPACK_THROUGHPUT` makes a measurement at thousands of nodes of `scenarios/throughput.rs`, which is
 //! small without it; `GPUPACK_E2E_BINARY` names another build of gpupack to test, for figures a release

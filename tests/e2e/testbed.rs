@@ -3,9 +3,7 @@
 use std::future::Future;
 use std::io::Write;
 use std::path::PathBuf;
-use std::sync::{
-    Condvar, Mutex, MutexGuard, Once, OnceLock, PoisonError, RwLock, RwLockWriteGuard,
-};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::Duration;
 
 use kube::Client;
@@ -85,6 +83,8 @@ where
     S: FnOnce(Testbed, T) -> F,
     F: Future<Output = ()>,
 {
+    // First, so that those that wait for one keep no other waiting that runs alone.
+    let lane = Lane::free();
     let is_alone = ALONE.contains(&name);
     let _whole = is_alone.then(alone);
     let _part = (!is_alone).then(|| MACHINE.read().unwrap_or_else(PoisonError::into_inner));
@@ -94,7 +94,6 @@ where
         // Not `println`, which the test harness hides in tests that pass.
         binaries::say(&format!("skipped: {name} because {reason}"));
     };
-    let lane = Lane::free();
     let plane = match lane.control_plane() {
         Ok(plane) => plane,
         Err(reason) => return skip(reason),
@@ -116,19 +115,19 @@ where
 struct Lane(usize);
 
 /// Most control planes of a run, however many threads the tests have. A scenario waits most of its time.
-const LANES: usize = 4;
+const LANES: usize = 3;
 
-/// The lanes that are free, and the news that one is.
-static FREE_LANES: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+/// Which lanes are in use, and the news that one is free.
+static LANES_IN_USE: Mutex<[bool; LANES]> = Mutex::new([false; LANES]);
 static LANE_IS_FREE: Condvar = Condvar::new();
 
 impl Lane {
     fn free() -> Self {
-        static ONCE: Once = Once::new();
-        ONCE.call_once(|| free_lanes().extend((0..LANES).rev()));
-        let lanes = LANE_IS_FREE.wait_while(free_lanes(), |lanes| lanes.is_empty());
-        let lane = lanes.unwrap_or_else(PoisonError::into_inner).pop();
-        Self(lane.expect("one is free"))
+        let lanes = LANE_IS_FREE.wait_while(lanes_in_use(), |lanes| !lanes.contains(&false));
+        let mut lanes = lanes.unwrap_or_else(PoisonError::into_inner);
+        let lane = lanes.iter().position(|is_in_use| !is_in_use).expect("one is free");
+        lanes[lane] = true;
+        Self(lane)
     }
 
     fn control_plane(&self) -> Result<&'static ControlPlane, &'static str> {
@@ -151,13 +150,13 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        free_lanes().push(self.0);
+        lanes_in_use()[self.0] = false;
         LANE_IS_FREE.notify_one();
     }
 }
 
-fn free_lanes() -> MutexGuard<'static, Vec<usize>> {
-    FREE_LANES.lock().unwrap_or_else(PoisonError::into_inner)
+fn lanes_in_use() -> MutexGuard<'static, [bool; LANES]> {
+    LANES_IN_USE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Prints a figure of a scenario, also where the test harness hides the output of passing tests.
@@ -170,7 +169,7 @@ fn runtime() -> &'static Runtime {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     RUNTIME.get_or_init(|| {
         tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(LANES)
+            .worker_threads(LANES + 1)
             .enable_all()
             .build()
             .expect("threads can be started")

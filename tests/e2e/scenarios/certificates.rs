@@ -17,7 +17,6 @@ use crate::fleet::{A100, Fleet};
 use crate::identities::Identities;
 use crate::kept::{self, Kept, complaints};
 use crate::leash::Leash;
-use crate::manifests::{self, Mode};
 use crate::pods::PodPlan;
 use crate::testbed::{Testbed, figure, scenario, until_known};
 use crate::watching::Watching;
@@ -77,6 +76,7 @@ fn certificates_are_signed_again_while_pods_are_bound_and_a_ca_is_replaced() {
             .await;
         assert!(ends > 1_700_000_000.0, "{ends}");
         watching.verdict();
+        of_the_api_service_only_its_ca(&bed).await;
         drop(kept);
         kept::remove_objects(&cluster.client).await;
     });
@@ -176,42 +176,31 @@ fn logs(plane: &ControlPlane) -> Vec<PathBuf> {
     logs.filter(|path| path.extension().is_some_and(|end| end == "log")).collect()
 }
 
-#[test]
-fn a_token_of_the_extender_changes_of_the_api_service_only_its_ca() {
-    scenario("certificate-policy", |bed| async move {
-        let admin = &bed.cluster.client;
-        manifests::apply(admin, "rbac.yaml", Mode::Keep).await;
-        kept::empty_objects(admin).await;
-        let client = bed.plane.client(Identity::Extender).await;
-        let deployments: Api<Deployment> = Api::namespaced(client.clone(), "gpu-system");
-        let services: Api<APIService> = Api::all(client.clone());
-        let dry = PatchParams { dry_run: true, ..PatchParams::default() };
-        let patch = async |fields: Value| {
-            let name = "v1.inspection.gpupack.dev";
-            let patched = services.patch(name, &dry, &Patch::Merge(&fields)).await;
-            patched.map(drop).map_err(|error| reported(&error))
-        };
-        let service = json!({"spec": {"service": {"name": "x"}}});
-        let started = clock::now();
-        // The policy is in force a moment after it is there.
-        while patch(service.clone()).await.is_ok() && started.elapsed() < Duration::from_secs(30) {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-        for (what, fields) in [
-            ("service", service),
-            ("labels", json!({"metadata": {"labels": {"x": "y"}}})),
-            ("no certificate", json!({"spec": {"insecureSkipTLSVerify": true}})),
-        ] {
-            let refused = patch(fields).await.expect_err(what);
-            assert!(refused.contains("gpupack-certificates"), "{what}: {refused}");
-        }
-        let bundle = ByteString(b"x".to_vec());
-        let refused = patch(json!({"spec": {"caBundle": bundle}})).await;
-        assert!(!refused.is_err_and(|it| it.contains("gpupack-certificates")), "its own field");
-        let scale = Patch::Merge(json!({"spec": {"replicas": 0}}));
-        let refused = deployments.patch("gpupack-scheduler", &dry, &scale).await;
-        let refused = refused.map(drop).map_err(|error| reported(&error)).expect_err("no right");
-        assert!(refused.contains("forbidden"), "{refused}");
-        kept::remove_objects(admin).await;
-    });
+/// What a token of the extender may change.
+async fn of_the_api_service_only_its_ca(bed: &Testbed) {
+    let client = bed.plane.client(Identity::Extender).await;
+    let deployments: Api<Deployment> = Api::namespaced(client.clone(), "gpu-system");
+    let services: Api<APIService> = Api::all(client.clone());
+    let dry = PatchParams { dry_run: true, ..PatchParams::default() };
+    let patch = async |fields: Value| {
+        let name = "v1.inspection.gpupack.dev";
+        let patched = services.patch(name, &dry, &Patch::Merge(&fields)).await;
+        patched.map(drop).map_err(|error| reported(&error))
+    };
+    let service = json!({"spec": {"service": {"name": "x"}}});
+    for (what, fields) in [
+        ("service", service),
+        ("labels", json!({"metadata": {"labels": {"x": "y"}}})),
+        ("no certificate", json!({"spec": {"caBundle": null, "insecureSkipTLSVerify": true}})),
+    ] {
+        let refused = patch(fields).await.expect_err(what);
+        assert!(refused.contains("gpupack-certificates"), "{what}: {refused}");
+    }
+    let bundle = ByteString(b"x".to_vec());
+    let refused = patch(json!({"spec": {"caBundle": bundle}})).await;
+    assert!(!refused.is_err_and(|it| it.contains("gpupack-certificates")), "its own field");
+    let scale = Patch::Merge(json!({"spec": {"replicas": 0}}));
+    let refused = deployments.patch("gpupack-scheduler", &dry, &scale).await;
+    let refused = refused.map(drop).map_err(|error| reported(&error)).expect_err("no right");
+    assert!(refused.contains("forbidden"), "{refused}");
 }

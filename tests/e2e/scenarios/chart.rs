@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{Api, DynamicObject, Patch, PatchParams};
+use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
 use kube::runtime::conditions::is_crd_established;
 use kube::runtime::wait::await_condition;
 use kube::{Client, ResourceExt};
@@ -144,44 +144,54 @@ fn helm_installs_upgrades_rolls_back_and_removes() {
     scenario_with("chart-life", REQUIRED, has_helm, |bed, ()| async move {
         let plane = bed.plane.start_beside("chart-life").await;
         let client = plane.client(Identity::Admin).await;
-        install(&plane, "install", "default", &["--create-namespace"]);
-        let certificates = json!({"tls.crt": "Y2VydA==", "tls.key": "a2V5", "ca.crt": "Y2E="});
-        for name in ["gpupack-extender-tls", "gpupack-scheduler-tls", "gpupack-webhook-tls"] {
-            assert_eq!(data_of(&client, name).await, Value::Null, "made empty");
-            fill::<Secret>(&client, "gpu-system", name, certificates.clone()).await;
-        }
-        fill::<ConfigMap>(&client, "gpupack-agents", "gpupack-ca", json!({"ca.crt": "ca"})).await;
-
-        install(&plane, "upgrade", "default", &["--set", "config.policy=spread"]);
-        assert_eq!(configured_policy(&client).await, "policy: spread");
-        at(&plane, &["rollback", "gpupack", "1"]).expect("the first revision is known");
-        assert_eq!(configured_policy(&client).await, "policy: fragmentation");
-        assert_eq!(data_of(&client, "gpupack-extender-tls").await, certificates);
-        let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "gpupack-agents");
-        let ca = maps.get("gpupack-ca").await.expect("it is there").data;
-        assert_eq!(json!(ca), json!({"ca.crt": "ca"}));
+        certificates_of_the_extender_are_kept(&plane, &client).await;
         figure(bed.name, "an upgrade and a rollback leave what the extender wrote into Secrets");
-
-        at(&plane, &["uninstall", "gpupack"]).expect("it can be removed");
-        let secrets: Api<Secret> = Api::namespaced(client.clone(), "gpu-system");
-        let left = secrets.list(&kube::api::ListParams::default()).await.expect("a list");
-        assert_eq!(left.items.iter().map(ResourceExt::name_any).collect::<Vec<_>>(), [""; 0]);
+        nothing_is_left(&plane, &client).await;
         figure(bed.name, "uninstall leaves no object of the chart in its namespace");
+        certificates_of_helm_are_kept(&plane, &client).await;
+        figure(bed.name, "an upgrade keeps certificates that Helm made");
     });
 }
 
-#[test]
-fn an_upgrade_keeps_the_certificates_that_helm_made() {
-    scenario_with("chart-certificates", REQUIRED, has_helm, |bed, ()| async move {
-        let plane = bed.plane.start_beside("chart-certificates").await;
-        let client = plane.client(Identity::Admin).await;
-        install(&plane, "install", "helm-certificates", &["--create-namespace"]);
-        let before = data_of(&client, "gpupack-extender-tls").await;
-        assert!(before["tls.key"].is_string(), "it has a key");
-        let more = ["--set", "config.policy=spread"];
-        install(&plane, "upgrade", "helm-certificates", &more);
-        assert_eq!(configured_policy(&client).await, "policy: spread");
-        assert_eq!(data_of(&client, "gpupack-extender-tls").await, before);
-        figure(bed.name, "an upgrade keeps certificates that Helm made");
-    });
+async fn certificates_of_the_extender_are_kept(plane: &ControlPlane, client: &Client) {
+    install(plane, "install", "default", &["--create-namespace"]);
+    let certificates = json!({"tls.crt": "Y2VydA==", "tls.key": "a2V5", "ca.crt": "Y2E="});
+    for name in ["gpupack-extender-tls", "gpupack-scheduler-tls", "gpupack-webhook-tls"] {
+        assert_eq!(data_of(client, name).await, Value::Null, "made empty");
+        fill::<Secret>(client, "gpu-system", name, certificates.clone()).await;
+    }
+    fill::<ConfigMap>(client, "gpupack-agents", "gpupack-ca", json!({"ca.crt": "ca"})).await;
+
+    install(plane, "upgrade", "default", &["--set", "config.policy=spread"]);
+    assert_eq!(configured_policy(client).await, "policy: spread");
+    at(plane, &["rollback", "gpupack", "1"]).expect("the first revision is known");
+    assert_eq!(configured_policy(client).await, "policy: fragmentation");
+    assert_eq!(data_of(client, "gpupack-extender-tls").await, certificates);
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "gpupack-agents");
+    let ca = maps.get("gpupack-ca").await.expect("it is there").data;
+    assert_eq!(json!(ca), json!({"ca.crt": "ca"}));
+}
+
+async fn nothing_is_left(plane: &ControlPlane, client: &Client) {
+    at(plane, &["uninstall", "gpupack"]).expect("it can be removed");
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), "gpu-system");
+    let left = secrets.list(&kube::api::ListParams::default()).await.expect("a list");
+    assert_eq!(left.items.iter().map(ResourceExt::name_any).collect::<Vec<_>>(), [""; 0]);
+    // There is no controller that would end the namespace.
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let mut ending = namespaces.get("gpupack-agents").await.expect("it is there");
+    ending.spec.get_or_insert_default().finalizers = None;
+    let now = PostParams::default();
+    let ended = namespaces.replace_subresource("finalize", "gpupack-agents", &now, &ending).await;
+    ended.expect("it can be ended");
+}
+
+async fn certificates_of_helm_are_kept(plane: &ControlPlane, client: &Client) {
+    install(plane, "install", "helm-certificates", &["--create-namespace"]);
+    let before = data_of(client, "gpupack-extender-tls").await;
+    assert!(before["tls.key"].is_string(), "it has a key");
+    let more = ["--set", "config.policy=spread"];
+    install(plane, "upgrade", "helm-certificates", &more);
+    assert_eq!(configured_policy(client).await, "policy: spread");
+    assert_eq!(data_of(client, "gpupack-extender-tls").await, before);
 }

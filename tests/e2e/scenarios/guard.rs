@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use kube::api::DeleteParams;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::api::{Api, DeleteParams};
 use serde_json::json;
 
 use crate::clock;
@@ -55,52 +56,51 @@ async fn evictions(stage: &Stage, outcome: &str) -> f64 {
 }
 
 #[test]
-fn an_over_limit_pod_is_only_reported_by_default() {
-    scenario("guard-told", |bed| async move {
-        let stage = bed.stage(Setup::of(fleet("guard-told"))).await;
+fn an_over_limit_pod_is_reported_and_evicted_only_on_request() {
+    scenario("guard", |bed| async move {
+        manifests::apply(&bed.cluster.client, "evict.yaml", Mode::Keep).await;
+        let mut stage = bed.stage(Setup::of(fleet("guard"))).await;
         shared(&stage).await;
-        let reported = event(&stage, "greedy", "GpuOverLimit").await;
-        // 0.4 of 81,320 MiB, and twice that.
-        for part in ["uses 65056 MiB", "may use 32528 MiB", "32528 MiB too much", "gpu-memory"] {
-            assert!(reported.contains(part), "{part} in {reported}");
-        }
-        tokio::time::sleep(QUIET).await;
-        assert!(is_there(&stage, "greedy") && is_there(&stage, "modest"));
-        assert!((stage.extender.metric("gpupack_over_limit_pods", "").await - 1.0).abs() < 0.5);
-        let queried = stage.extender.metric("gpupack_evictions_total", "").await;
-        assert!(queried < 0.5, "{queried} evictions were requested");
-        stage.figure("an over-limit pod is reported and stays, without `guard.evict`");
+        only_reported_by_default(&stage).await;
+        // A disruption budget without a computed status allows no eviction of running pods.
+        let budgets = stage.cluster.add_budget("greedy").await;
+        stage.cluster.set_phase("greedy", "Running").await;
+        stage.stop_gpupack();
+        stage.start_gpupack(&json!({"guard": {"evict": true}})).await;
+        evicted_unless_a_budget_prevents_it(&stage, &budgets).await;
         stage.judge().await;
     });
 }
 
-#[test]
-fn the_guard_evicts_over_limit_pods_on_request_and_no_others() {
-    scenario("guard-evict", |bed| async move {
-        let settings = json!({"guard": {"evict": true}});
-        let setup = Setup { settings, ..Setup::of(fleet("guard-evict")) };
-        manifests::apply(&bed.cluster.client, "evict.yaml", Mode::Keep).await;
-        let stage = bed.stage(setup).await;
-        // A disruption budget without a computed status allows no eviction of running pods.
-        let budgets = stage.cluster.add_budget("greedy").await;
-        let started = clock::now();
-        shared(&stage).await;
-        stage.cluster.set_phase("greedy", "Running").await;
-        while evictions(&stage, "blocked").await + evictions(&stage, "evicted").await < 0.5 {
-            assert!(started.elapsed() < LIMIT, "no eviction was requested");
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-        assert!(is_there(&stage, "greedy"), "a disruption budget was ignored");
-        stage.figure("a disruption budget prevents the eviction of an over-limit pod");
-        budgets.delete("greedy", &DeleteParams::default()).await.expect("it is there");
-        let reported = event(&stage, "greedy", "GpuEvicted").await;
-        assert!(reported.contains("65056 MiB") && reported.contains("32528 MiB"), "{reported}");
-        assert!(!is_there(&stage, "greedy"));
-        stage.figure(&format!("an over-limit pod is evicted: {reported}"));
-        tokio::time::sleep(QUIET).await;
-        assert!(is_there(&stage, "modest"), "a pod within its share was evicted");
-        assert!((evictions(&stage, "evicted").await - 1.0).abs() < 0.5);
-        assert!(evictions(&stage, "failed").await < 0.5);
-        stage.judge().await;
-    });
+async fn only_reported_by_default(stage: &Stage) {
+    let reported = event(stage, "greedy", "GpuOverLimit").await;
+    // 0.4 of 81,320 MiB, and twice that.
+    for part in ["uses 65056 MiB", "may use 32528 MiB", "32528 MiB too much", "gpu-memory"] {
+        assert!(reported.contains(part), "{part} in {reported}");
+    }
+    tokio::time::sleep(QUIET).await;
+    assert!(is_there(stage, "greedy") && is_there(stage, "modest"));
+    assert!((stage.extender.metric("gpupack_over_limit_pods", "").await - 1.0).abs() < 0.5);
+    let queried = stage.extender.metric("gpupack_evictions_total", "").await;
+    assert!(queried < 0.5, "{queried} evictions were requested");
+    stage.figure("an over-limit pod is reported and stays, without `guard.evict`");
+}
+
+async fn evicted_unless_a_budget_prevents_it(stage: &Stage, budgets: &Api<PodDisruptionBudget>) {
+    let started = clock::now();
+    while evictions(stage, "blocked").await + evictions(stage, "evicted").await < 0.5 {
+        assert!(started.elapsed() < LIMIT, "no eviction was requested");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert!(is_there(stage, "greedy"), "a disruption budget was ignored");
+    stage.figure("a disruption budget prevents the eviction of an over-limit pod");
+    budgets.delete("greedy", &DeleteParams::default()).await.expect("it is there");
+    let reported = event(stage, "greedy", "GpuEvicted").await;
+    assert!(reported.contains("65056 MiB") && reported.contains("32528 MiB"), "{reported}");
+    assert!(!is_there(stage, "greedy"));
+    stage.figure(&format!("an over-limit pod is evicted: {reported}"));
+    tokio::time::sleep(QUIET).await;
+    assert!(is_there(stage, "modest"), "a pod within its share was evicted");
+    assert!((evictions(stage, "evicted").await - 1.0).abs() < 0.5);
+    assert!(evictions(stage, "failed").await < 0.5);
 }

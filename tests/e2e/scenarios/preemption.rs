@@ -11,7 +11,7 @@ use crate::fleet::{A100, Fleet};
 use crate::manifests::{self, Mode};
 use crate::pods::PodPlan;
 use crate::schedulers::SchedulerPlan;
-use crate::testbed::{Setup, Stage, Testbed, scenario};
+use crate::testbed::{Setup, Stage, scenario, until_known};
 use crate::watching::{Pods, evicted, is_bound};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -23,51 +23,57 @@ const LONG_ENOUGH: Duration = Duration::from_secs(20);
 const SLOW: u64 = 4_000;
 
 #[test]
-fn the_second_scheduler_evicts_no_unrelated_pod() {
-    scenario("bystanders", |bed| async move {
-        let (plan, settings) = (SchedulerPlan::second(), json!({}));
-        let stage = bystanders(bed, plan, settings, |pod| pod).await;
-        stage.judge().await;
-    });
-}
-
-#[test]
 fn the_second_scheduler_makes_room_where_gpu_and_cpu_are_short() {
-    scenario("less-important", |bed| async move {
-        let (plan, settings) = (SchedulerPlan::second(), json!({}));
-        less_important(bed, plan, settings, |pod| pod).await.judge().await;
-    });
-}
-
-#[test]
-fn in_place_evicts_no_unrelated_pod_and_other_pods_still_preempt() {
-    scenario("bystanders-in-place", |bed| async move {
-        let settings = json!({"scheduler_names": ["default-scheduler"]});
-        let stage = bystanders(bed, SchedulerPlan::in_place(), settings, in_place).await;
-        assert!(stage.extender.calls("preempt").await >= 1.0, "kube-scheduler called");
-        let plain = |name: &str| {
-            let pod = PodPlan::new(name).for_scheduler("default-scheduler").with_cpu("60");
-            pod.important("e2e-high")
-        };
-        stage.cluster.add_pods(&[plain("fits")]).await;
-        stage.watching.until("the free CPU taken", LIMIT, |pods| is_bound(pods, "fits")).await;
-        stage.cluster.add_pods(&[plain("plain")]).await;
-        let what = "an important pod without a GPU bound in the place of another";
-        let took = stage.watching.until(what, LIMIT, |pods| is_bound(pods, "plain")).await;
-        let count = stage.watching.ask(evicted).len();
-        assert_eq!(count, 1, "one pod makes room for it");
-        stage.figure(&format!("{what} after {} ms", clock::ms(took)));
+    scenario("preemption", |bed| async move {
+        let stage = bed.stage(setup("preemption", SchedulerPlan::second(), json!({}))).await;
+        prepare(&stage).await;
+        less_important(&stage, |pod| pod).await;
+        emptied(&stage).await;
+        bystanders(&stage, |pod| pod).await;
         stage.judge().await;
     });
 }
 
 #[test]
-fn in_place_makes_room_where_gpu_and_cpu_are_short() {
-    scenario("less-important-in-place", |bed| async move {
+fn in_place_makes_room_where_gpu_and_cpu_are_short_and_other_pods_still_preempt() {
+    scenario("in-place-room", |bed| async move {
         let settings = json!({"scheduler_names": ["default-scheduler"]});
-        let plan = SchedulerPlan::in_place();
-        less_important(bed, plan, settings, in_place).await.judge().await;
+        let stage = bed.stage(setup("in-place-room", SchedulerPlan::in_place(), settings)).await;
+        prepare(&stage).await;
+        less_important(&stage, in_place).await;
+        emptied(&stage).await;
+        let before = stage.extender.calls("preempt").await;
+        bystanders(&stage, in_place).await;
+        let called = stage.extender.calls("preempt").await - before;
+        assert!(called >= 1.0, "kube-scheduler called");
+        other_pods_still_preempt(&stage).await;
+        stage.judge().await;
     });
+}
+
+/// An important pod without a GPU, where such pods have all the CPU.
+async fn other_pods_still_preempt(stage: &Stage) {
+    let plain = |name: &str| {
+        let pod = PodPlan::new(name).for_scheduler("default-scheduler").with_cpu("60");
+        pod.important("e2e-high")
+    };
+    stage.cluster.add_pods(&[plain("fits")]).await;
+    stage.watching.until("the free CPU taken", LIMIT, |pods| is_bound(pods, "fits")).await;
+    stage.cluster.add_pods(&[plain("plain")]).await;
+    let what = "an important pod without a GPU bound in the place of another";
+    let took = stage.watching.until(what, LIMIT, |pods| is_bound(pods, "plain")).await;
+    let count = stage.watching.ask(evicted).len();
+    assert_eq!(count, 1, "one pod makes room for it");
+    stage.figure(&format!("{what} after {} ms", clock::ms(took)));
+}
+
+/// Ends all pods, for what comes next on these nodes.
+async fn emptied(stage: &Stage) {
+    stage.cluster.delete_all_pods().await;
+    let all_gone = |pods: &Pods| pods.values().all(|seen| seen.gone.is_some());
+    stage.watching.until("all pods gone", LIMIT, all_gone).await;
+    stage.watching.forget_gone();
+    stage.until_ledgers_agree().await;
 }
 
 /// The pod as the cluster's own scheduler sends it to gpupack.
@@ -76,39 +82,22 @@ fn in_place(pod: PodPlan) -> PodPlan {
 }
 
 /// Seven nodes with GPUs used by pods of the same priority as the waiting one; the CPU of six of them is
-/// held by less important pods without a GPU.
-async fn bystanders(
-    bed: Testbed,
-    plan: SchedulerPlan,
-    settings: Value,
-    ask: impl Fn(PodPlan) -> PodPlan,
-) -> Stage {
-    let prefix = bed.name;
-    let stage = bed.stage(setup(prefix, plan, settings)).await;
-    prepare(&stage).await;
+/// held by less important pods without a GPU: no unrelated pod is evicted.
+async fn bystanders(stage: &Stage, ask: impl Fn(PodPlan) -> PodPlan) {
     let equal = |i| ask(PodPlan::fraction(format!("equal-{i}"), "1").important("e2e-high"));
     stage.cluster.add_pods(&(0..7).map(equal).collect::<Vec<_>>()).await;
     stage.watching.until_bound(7, LIMIT).await;
-    let bystander = |i| {
+    let bystander = |i: usize| {
         let pod = PodPlan::new(format!("bystander-{i}")).with_cpu("60").important("e2e-low");
-        pod.bound_by_others(&format!("{prefix}-{i:02}"))
+        pod.bound_by_others(&stage.fleet.nodes[i].name)
     };
     stage.cluster.add_pods(&(0..6).map(bystander).collect::<Vec<_>>()).await;
     stage.watching.until_bound(13, LIMIT).await;
-    waits_and_evicts_no_pod(&stage, ask).await;
-    stage
+    waits_and_evicts_no_pod(stage, ask).await;
 }
 
 /// Seven nodes, on each a less important pod with a whole GPU and most of the CPU. One makes room.
-async fn less_important(
-    bed: Testbed,
-    plan: SchedulerPlan,
-    settings: Value,
-    ask: impl Fn(PodPlan) -> PodPlan,
-) -> Stage {
-    let prefix = bed.name;
-    let stage = bed.stage(setup(prefix, plan, settings)).await;
-    prepare(&stage).await;
+async fn less_important(stage: &Stage, ask: impl Fn(PodPlan) -> PodPlan) {
     let whole = |i| {
         let pod = PodPlan::fraction(format!("whole-{i}"), "1").with_cpu("60");
         ask(pod.important("e2e-low"))
@@ -116,7 +105,7 @@ async fn less_important(
     stage.cluster.add_pods(&(0..7).map(whole).collect::<Vec<_>>()).await;
     stage.watching.until_bound(7, LIMIT).await;
     let high = ask(PodPlan::fraction("high", "0.5").with_cpu("8").important("e2e-high"));
-    let took = bound_in(&stage, &[high]).await;
+    let took = bound_in(stage, &[high]).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     let count = stage.watching.ask(evicted).len();
     stage.figure(&format!(
@@ -125,7 +114,6 @@ async fn less_important(
         clock::ms(took)
     ));
     assert_eq!(count, 1);
-    stage
 }
 
 #[test]
@@ -213,95 +201,94 @@ fn no_other_pod_goes_while_the_room_drains_and_none_takes_it() {
 }
 
 #[test]
-fn budgets_and_policies_are_respected() {
+fn rights_budgets_and_policies_are_respected() {
     scenario("not-evicted", |bed| async move {
-        let stage = bed.stage(setup_of(Fleet::new().with("not-evicted", 2, (1, A100)))).await;
-        prepare(&stage).await;
-        let low = |i| PodPlan::fraction(format!("low-{i}"), "0.9").important("e2e-low");
-        stage.cluster.add_pods(&[low(0), low(1)]).await;
-        stage.watching.until_bound(2, LIMIT).await;
-        for name in ["low-0", "low-1"] {
-            stage.cluster.set_phase(name, "Running").await; // budgets are about pods that run
-        }
-        let budgets = stage.cluster.add_budget("low-0").await;
-        stage.cluster.add_budget("low-1").await;
-        let never = PodPlan::fraction("never", "0.5").important("e2e-never");
-        let high = PodPlan::fraction("high", "0.9").important("e2e-high");
-        stage.cluster.add_pods(&[high, never]).await;
-        tokio::time::sleep(LONG_ENOUGH).await;
-        let (gone, blocked) = (stage.watching.ask(evicted), preempted(&stage, "blocked").await);
-        stage.figure(&format!(
-            "budgets of zero, and a pod that may not preempt: {} evicted, {blocked} dry runs refused",
-            gone.len()
-        ));
-        assert!(gone.is_empty() && blocked >= 2.0, "{gone:?}, {blocked}");
-        let removed = budgets.delete("low-0", &DeleteParams::default()).await;
-        removed.expect("it is there");
-        stage
-            .watching
-            .until("bound without the budget", LIMIT, |pods| is_bound(pods, "high"))
-            .await;
-        tokio::time::sleep(Duration::from_secs(5)).await;
-        assert_eq!(stage.watching.ask(evicted), ["low-0"], "the other budget holds");
-        assert!(!stage.watching.ask(|pods| is_bound(pods, "never")));
+        let mut stage = bed.stage(setup_of(Fleet::new().with("not-evicted", 2, (1, A100)))).await;
+        classes(&stage).await;
+        manifests::delete(&stage.cluster.client, "evict.yaml", &["ClusterRoleBinding"]).await;
+        nothing_is_evicted_without_the_right(&stage).await;
+        emptied(&stage).await;
+        manifests::apply(&stage.cluster.client, "evict.yaml", Mode::Keep).await;
+        // A process that lacks the right tries again after minutes.
+        stage.extender.kill();
+        stage.extender.start_again().await;
+        until_known(&stage.extender, stage.fleet.gpus(), Duration::from_secs(1)).await;
+        no_pod_with_a_budget_goes(&stage).await;
+        emptied(&stage).await;
+        a_pod_with_two_budgets_stays_and_another_goes(&stage).await;
         stage.judge().await;
     });
+}
+
+/// And the log says so.
+async fn nothing_is_evicted_without_the_right(stage: &Stage) {
+    let low = ["low-0", "low-1"].map(|name| PodPlan::fraction(name, "0.9").important("e2e-low"));
+    stage.cluster.add_pods(&low).await;
+    stage.watching.until_bound(2, LIMIT).await;
+    stage.cluster.add_pods(&[high("high")]).await;
+    let started = clock::now();
+    while stage.extender.logged("apply deploy/evict.yaml") == 0 {
+        assert!(started.elapsed() < LIMIT, "the log does not say what is missing");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(stage.watching.ask(evicted).is_empty());
+    stage.figure("without the right nothing is evicted, and the log names the missing role");
+}
+
+/// Nor one for a pod whose class never preempts.
+async fn no_pod_with_a_budget_goes(stage: &Stage) {
+    let low = |i| PodPlan::fraction(format!("low-{i}"), "0.9").important("e2e-low");
+    stage.cluster.add_pods(&[low(0), low(1)]).await;
+    stage.watching.until_bound(2, LIMIT).await;
+    for name in ["low-0", "low-1"] {
+        stage.cluster.set_phase(name, "Running").await; // budgets are about pods that run
+    }
+    let before = preempted(stage, "blocked").await;
+    let budgets = stage.cluster.add_budget("low-0").await;
+    stage.cluster.add_budget("low-1").await;
+    let never = PodPlan::fraction("never", "0.5").important("e2e-never");
+    let high = PodPlan::fraction("high", "0.9").important("e2e-high");
+    stage.cluster.add_pods(&[high, never]).await;
+    tokio::time::sleep(LONG_ENOUGH).await;
+    let gone = stage.watching.ask(evicted);
+    let blocked = preempted(stage, "blocked").await - before;
+    stage.figure(&format!(
+        "budgets of zero, and a pod that may not preempt: {} evicted, {blocked} dry runs refused",
+        gone.len()
+    ));
+    assert!(gone.is_empty() && blocked >= 2.0, "{gone:?}, {blocked}");
+    let removed = budgets.delete("low-0", &DeleteParams::default()).await;
+    removed.expect("it is there");
+    stage.watching.until("bound without the budget", LIMIT, |pods| is_bound(pods, "high")).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(stage.watching.ask(evicted), ["low-0"], "the other budget holds");
+    assert!(!stage.watching.ask(|pods| is_bound(pods, "never")));
 }
 
 /// The API server evicts no pod with two budgets, and answers 500.
-#[test]
-fn a_pod_with_two_budgets_stays_and_another_goes() {
-    scenario("two-budgets", |bed| async move {
-        let stage = bed.stage(setup_of(Fleet::new().with("two-budgets", 2, (1, A100)))).await;
-        prepare(&stage).await;
-        let low = |name| PodPlan::fraction(name, "0.9").important("e2e-low");
-        stage.cluster.add_pods(&[low("older")]).await;
-        stage.watching.until_bound(1, LIMIT).await;
-        tokio::time::sleep(Duration::from_millis(1_100)).await;
-        stage.cluster.add_pods(&[low("younger")]).await;
-        stage.watching.until_bound(2, LIMIT).await;
-        for name in ["older", "younger"] {
-            stage.cluster.set_phase(name, "Running").await;
-        }
-        stage.cluster.add_budget_of("one", "younger").await;
-        stage.cluster.add_budget_of("other", "younger").await;
-        stage.cluster.add_pods(&[PodPlan::fraction("high", "0.9").important("e2e-high")]).await;
-        let until = |pods: &Pods| is_bound(pods, "high");
-        let took = stage.watching.until("the important one bound", LIMIT, until).await;
-        assert_eq!(
-            stage.watching.ask(evicted),
-            ["older"],
-            "the younger one would be the first choice"
-        );
-        assert!(preempted(&stage, "blocked").await >= 1.0);
-        stage.figure(&format!(
-            "a pod with two budgets is left alone, and another one goes: bound after {} ms",
-            clock::ms(took)
-        ));
-        stage.judge().await;
-    });
-}
-
-#[test]
-fn nothing_is_evicted_without_the_right_and_the_log_says_so() {
-    scenario("no-right", |bed| async move {
-        let stage = bed.stage(setup_of(Fleet::new().with("no-right", 1, (1, A100)))).await;
-        classes(&stage).await;
-        manifests::delete(&stage.cluster.client, "evict.yaml", &["ClusterRoleBinding"]).await;
-        let low = PodPlan::fraction("low", "0.9").important("e2e-low");
-        stage.cluster.add_pods(&[low]).await;
-        stage.watching.until_bound(1, LIMIT).await;
-        stage.cluster.add_pods(&[high("high")]).await;
-        let started = clock::now();
-        while stage.extender.logged("apply deploy/evict.yaml") == 0 {
-            assert!(started.elapsed() < LIMIT, "the log does not say what is missing");
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-        tokio::time::sleep(Duration::from_secs(3)).await;
-        assert!(stage.watching.ask(evicted).is_empty());
-        stage.figure("without the right nothing is evicted, and the log names the missing role");
-        stage.judge().await;
-    });
+async fn a_pod_with_two_budgets_stays_and_another_goes(stage: &Stage) {
+    let low = |name| PodPlan::fraction(name, "0.9").important("e2e-low");
+    stage.cluster.add_pods(&[low("older")]).await;
+    stage.watching.until_bound(1, LIMIT).await;
+    tokio::time::sleep(Duration::from_millis(1_100)).await;
+    stage.cluster.add_pods(&[low("younger")]).await;
+    stage.watching.until_bound(2, LIMIT).await;
+    for name in ["older", "younger"] {
+        stage.cluster.set_phase(name, "Running").await;
+    }
+    let blocked = preempted(stage, "blocked").await;
+    stage.cluster.add_budget_of("one", "younger").await;
+    stage.cluster.add_budget_of("other", "younger").await;
+    stage.cluster.add_pods(&[PodPlan::fraction("high", "0.9").important("e2e-high")]).await;
+    let until = |pods: &Pods| is_bound(pods, "high");
+    let took = stage.watching.until("the important one bound", LIMIT, until).await;
+    assert_eq!(stage.watching.ask(evicted), ["older"], "the younger one would be the first choice");
+    assert!(preempted(stage, "blocked").await > blocked);
+    stage.figure(&format!(
+        "a pod with two budgets is left alone, and another one goes: bound after {} ms",
+        clock::ms(took)
+    ));
 }
 
 fn high(name: &str) -> PodPlan {

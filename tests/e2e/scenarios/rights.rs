@@ -13,7 +13,7 @@ use crate::control_plane::Identity;
 use crate::fleet::{A100, Fleet};
 use crate::manifests::{self, Mode};
 use crate::pods::PodPlan;
-use crate::testbed::{Setup, Stage, scenario};
+use crate::testbed::{Setup, Stage, Testbed, scenario};
 use crate::watching::is_bound;
 use crate::webhook::{policies, reported};
 
@@ -50,76 +50,76 @@ fn the_extender_changes_its_own_annotations_and_nothing_else_of_a_pod() {
 }
 
 #[test]
-fn the_eviction_role_is_in_a_separate_file() {
-    scenario("rights-evict", |bed| async move {
-        let client = bed.plane.client(Identity::Extender).await;
-        let admin = &bed.cluster.client;
-        let roles: Api<ClusterRoleBinding> = Api::all(admin.clone());
-        let _absent = roles.delete("gpupack-evict", &DeleteParams::default()).await;
-        manifests::apply(admin, "rbac.yaml", Mode::Keep).await;
-        bed.cluster.add_pods(&[PodPlan::new("sits").for_scheduler("nobody")]).await;
-        policies(&bed.cluster).await;
-        let evicts = async || {
-            let path = format!("/api/v1/namespaces/{}/pods/sits/eviction", bed.cluster.namespace);
-            let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction",
-                "metadata": {"name": "sits", "namespace": bed.cluster.namespace},
-                "deleteOptions": {"dryRun": ["All"]}});
-            post(&client, &path, &eviction).await.map(drop)
-        };
-        until_refused("cannot create", evicts).await;
-        manifests::apply(admin, "evict.yaml", Mode::Keep).await;
-        until_allowed(evicts).await;
-        let _removed = roles.delete("gpupack-evict", &DeleteParams::default()).await;
+fn the_roles_for_evictions_and_for_moves_are_in_separate_files() {
+    scenario("rights-apart", |bed| async move {
+        let roles: Api<ClusterRoleBinding> = Api::all(bed.cluster.client.clone());
+        for role in ["gpupack-evict", "gpupack-move"] {
+            let _absent = roles.delete(role, &DeleteParams::default()).await;
+        }
+        manifests::apply(&bed.cluster.client, "rbac.yaml", Mode::Keep).await;
+        moves_are_allowed_by_a_role(&bed).await;
+        evictions_are_allowed_by_a_role(&bed).await;
+        for role in ["gpupack-evict", "gpupack-move"] {
+            let _removed = roles.delete(role, &DeleteParams::default()).await;
+        }
     });
 }
 
-#[test]
-fn the_role_for_moves_is_in_a_separate_file() {
-    scenario("rights-moves", |bed| async move {
-        let client = bed.plane.client(Identity::Extender).await;
-        let admin = &bed.cluster.client;
-        let roles: Api<ClusterRoleBinding> = Api::all(admin.clone());
-        let _absent = roles.delete("gpupack-move", &DeleteParams::default()).await;
-        manifests::apply(admin, "rbac.yaml", Mode::Keep).await;
-        let nodes: Api<Node> = Api::all(admin.clone());
-        let node: Node = serde_json::from_value(json!({"metadata": {"name": "rights-moves"},
+async fn evictions_are_allowed_by_a_role(bed: &Testbed) {
+    let client = bed.plane.client(Identity::Extender).await;
+    bed.cluster.add_pods(&[PodPlan::new("sits").for_scheduler("nobody")]).await;
+    let evicts = async || {
+        let path = format!("/api/v1/namespaces/{}/pods/sits/eviction", bed.cluster.namespace);
+        let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction",
+                "metadata": {"name": "sits", "namespace": bed.cluster.namespace},
+                "deleteOptions": {"dryRun": ["All"]}});
+        post(&client, &path, &eviction).await.map(drop)
+    };
+    until_refused("cannot create", evicts).await;
+    manifests::apply(&bed.cluster.client, "evict.yaml", Mode::Keep).await;
+    until_allowed(evicts).await;
+}
+
+async fn moves_are_allowed_by_a_role(bed: &Testbed) {
+    let client = bed.plane.client(Identity::Extender).await;
+    let admin = &bed.cluster.client;
+    let nodes: Api<Node> = Api::all(admin.clone());
+    let node: Node = serde_json::from_value(json!({"metadata": {"name": "rights-moves"},
             "status": {"allocatable": {"cpu": "1", "memory": "1Gi"}}}))
-        .expect("a node");
-        nodes.create(&PostParams::default(), &node).await.expect("a node");
-        for (name, movable) in [("moves", "restart"), ("stays", "never")] {
-            let pod = json!({
-                "metadata": {"name": name, "annotations": {
-                    "gpupack.dev/movable": movable, "placed.gpupack.dev/placement": "{}"}},
-                "spec": {"nodeName": "rights-moves", "containers": [{"name": "main", "image": "none",
-                    "resizePolicy": [{"resourceName": "cpu", "restartPolicy": "RestartContainer"}],
-                    "resources": {"requests": {"cpu": "10m", "memory": "1Mi"}}}]},
-            });
-            let pod: Pod = serde_json::from_value(pod).expect("a pod");
-            bed.cluster.pods().create(&PostParams::default(), &pod).await.expect("a pod");
-        }
-        policies(&bed.cluster).await;
-        let pods: Api<Pod> = Api::namespaced(client, &bed.cluster.namespace);
-        let dry_run = PatchParams { dry_run: true, ..PatchParams::default() };
-        let resizes = async |name: &str, resource: &str, amount: &str| {
-            let resources = json!({"requests": {resource: amount}});
-            let containers = json!([{"name": "main", "resources": resources}]);
-            let patch = Patch::Strategic(json!({"spec": {"containers": containers}}));
-            let patched = pods.patch_subresource("resize", name, &dry_run, &patch).await;
-            patched.map(drop).map_err(|error| reported(&error))
-        };
-        until_refused("cannot patch resource \"pods/resize\"", async || {
-            resizes("moves", "cpu", "9m").await
-        })
-        .await;
-        manifests::apply(admin, "moves.yaml", Mode::Keep).await;
-        until_allowed(async || resizes("moves", "cpu", "9m").await).await;
-        let refused = resizes("stays", "cpu", "9m").await.expect_err("it did not opt in");
-        assert!(refused.contains("resizes no pod without"), "{refused}");
-        let refused = resizes("moves", "memory", "2Mi").await.expect_err("memory");
-        assert!(refused.contains("changes no memory request"), "{refused}");
-        let _removed = roles.delete("gpupack-move", &DeleteParams::default()).await;
-        let _removed = nodes.delete("rights-moves", &DeleteParams::default()).await;
-    });
+    .expect("a node");
+    nodes.create(&PostParams::default(), &node).await.expect("a node");
+    for (name, movable) in [("moves", "restart"), ("stays", "never")] {
+        let pod = json!({
+            "metadata": {"name": name, "annotations": {
+                "gpupack.dev/movable": movable, "placed.gpupack.dev/placement": "{}"}},
+            "spec": {"nodeName": "rights-moves", "containers": [{"name": "main", "image": "none",
+                "resizePolicy": [{"resourceName": "cpu", "restartPolicy": "RestartContainer"}],
+                "resources": {"requests": {"cpu": "10m", "memory": "1Mi"}}}]},
+        });
+        let pod: Pod = serde_json::from_value(pod).expect("a pod");
+        bed.cluster.pods().create(&PostParams::default(), &pod).await.expect("a pod");
+    }
+    policies(&bed.cluster).await;
+    let pods: Api<Pod> = Api::namespaced(client, &bed.cluster.namespace);
+    let dry_run = PatchParams { dry_run: true, ..PatchParams::default() };
+    let resizes = async |name: &str, resource: &str, amount: &str| {
+        let resources = json!({"requests": {resource: amount}});
+        let containers = json!([{"name": "main", "resources": resources}]);
+        let patch = Patch::Strategic(json!({"spec": {"containers": containers}}));
+        let patched = pods.patch_subresource("resize", name, &dry_run, &patch).await;
+        patched.map(drop).map_err(|error| reported(&error))
+    };
+    until_refused("cannot patch resource \"pods/resize\"", async || {
+        resizes("moves", "cpu", "9m").await
+    })
+    .await;
+    manifests::apply(admin, "moves.yaml", Mode::Keep).await;
+    until_allowed(async || resizes("moves", "cpu", "9m").await).await;
+    let refused = resizes("stays", "cpu", "9m").await.expect_err("it did not opt in");
+    assert!(refused.contains("resizes no pod without"), "{refused}");
+    let refused = resizes("moves", "memory", "2Mi").await.expect_err("memory");
+    assert!(refused.contains("changes no memory request"), "{refused}");
+    let _removed = nodes.delete("rights-moves", &DeleteParams::default()).await;
 }
 
 /// Labels all nodes as cloud providers do: from 1.35 on the API server copies these labels to each Binding.

@@ -11,7 +11,6 @@ mod churn;
 mod conflicts;
 mod containers;
 mod doctor;
-mod drains;
 mod edits;
 mod untracked;
 mod faults;

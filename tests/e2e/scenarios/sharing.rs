@@ -11,8 +11,11 @@ use crate::pods::PodPlan;
 use crate::testbed::{Setup, Stage, scenario};
 use crate::watching::{find, is_bound};
 
-/// Processes live that long after their pod.
-const LINGER: Duration = Duration::from_secs(3);
+/// Processes live that long after their pod, and so long after the drain time.
+const LINGER: Duration = Duration::from_secs(13);
+
+/// `drain_seconds`.
+const DRAIN_SECONDS: u64 = 10;
 /// A simulated agent learns that late, at worst, that a pod is gone.
 const REPORT_PERIOD: Duration = Duration::from_secs(1);
 /// From the processes' end to the next pod's bind.
@@ -21,8 +24,10 @@ const LIMIT: Duration = Duration::from_secs(2);
 #[test]
 fn a_fourth_pod_waits_until_the_processes_of_another_have_ended() {
     scenario("sharing", |bed| async move {
-        let fleet = Fleet::new().with("sharing", 1, (1, A100)).lingering(3_000);
-        let stage = bed.stage(Setup::of(fleet)).await;
+        let linger = u64::try_from(LINGER.as_millis()).expect("some seconds");
+        let fleet = Fleet::new().with("sharing", 1, (1, A100)).lingering(linger);
+        let settings = json!({"drain_seconds": DRAIN_SECONDS});
+        let stage = bed.stage(Setup { settings, ..Setup::of(fleet) }).await;
         let three = [("a", "0.2"), ("b", "0.5"), ("c", "0.3")];
         let plans = three.map(|(name, fraction)| PodPlan::fraction(name, fraction));
         stage.cluster.add_pods(&plans).await;
@@ -83,8 +88,19 @@ async fn fourth_waits(stage: &Stage) {
     stage.cluster.add_pods(&[PodPlan::fraction("d", "0.1")]).await;
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert!(!stage.watching.ask(|pods| is_bound(pods, "d")), "bound without room");
+    // By force, while its process runs.
     let deleted = clock::now();
     stage.cluster.delete_pod("a").await;
+    let mut overdue = 0.0_f64;
+    while deleted.elapsed() < LINGER - REPORT_PERIOD {
+        assert!(!stage.watching.ask(|pods| is_bound(pods, "d")), "beside processes");
+        let now = stage.extender.metric("gpupack_overdue_drains", "").await;
+        let is_early = deleted.elapsed() < Duration::from_secs(DRAIN_SECONDS);
+        assert!(!is_early || now < 0.5, "{now} pods hold room too long within the drain time");
+        overdue = overdue.max(now);
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    assert!((overdue - 1.0).abs() < 0.5, "{overdue} pods hold room after the drain time");
     let late = LINGER + REPORT_PERIOD + LIMIT;
     stage.watching.until("the fourth pod bound", late, |pods| is_bound(pods, "d")).await;
     let waited = deleted.elapsed();

@@ -124,7 +124,7 @@ fn longest_pause(pods: &Pods, broken: Instant) -> Duration {
 #[test]
 fn another_replica_takes_over_from_one_that_is_killed_stopped_or_frozen() {
     scenario("replicas", |bed| async move {
-        let mut stage = Stage::start(bed, "replicas", 100).await;
+        let mut stage = Stage::start(bed, "replicas", 40).await;
 
         let mut leader = stage.replicas.leader(None).await;
         let killed = leader;
@@ -176,7 +176,7 @@ fn replicas_are_replaced_one_by_one_by_those_of_another_version_and_back() {
         REQUIRED,
         |_| previous(),
         |bed, previous| async move {
-            let mut stage = Stage::start(bed, "rolling", 50).await;
+            let mut stage = Stage::start(bed, "rolling", 30).await;
             // First with agents of this version alone, then with those of the other.
             for program in [Some(previous.clone()), None] {
                 let leader = stage.replicas.leader(None).await;
@@ -216,7 +216,10 @@ async fn until_reported(extender: &Extender, nodes: f64) {
 }
 
 /// Pods of a burst.
-const BURST: usize = 300;
+const BURST: usize = 100;
+
+/// The least part of the rate without a follower that is left with one, on a busy machine.
+const LEAST: f64 = 0.5;
 
 #[test]
 fn a_second_replica_costs_binds_little() {
@@ -251,13 +254,14 @@ fn a_second_replica_costs_binds_little() {
             "replicas-burst",
             &format!("{with:.0} pods/s with a follower, {alone:.0} without: {ratio:.2}"),
         );
+        assert!(ratio > LEAST, "{ratio:.2}");
         assert_eq!(watching.ask(bound), 6 * BURST);
         watching.verdict();
     });
 }
 
 /// Pods that wait while the leader is killed; `GPUPACK_WAITING` names another number.
-const WAITING: usize = 200;
+const WAITING: usize = 60;
 
 /// Nodes of that scenario. Each gets pods of its own, so that each shows when it takes pods again.
 const NODES: usize = 10;

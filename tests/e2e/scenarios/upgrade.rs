@@ -14,6 +14,7 @@ use crate::clock;
 use crate::fleet::{A100, Fleet};
 use crate::pods::PodPlan;
 use crate::testbed::{Setup, Stage, scenario_with};
+use crate::watching::Pods;
 
 /// The commit that this version must be exchangeable with: that of the last release. Raise it with
 /// each release. Until there is one: that before the mechanisms were deleted that `src/kube_api/config/gone.rs` lists.
@@ -67,24 +68,33 @@ fn pods_run_through_an_upgrade_and_back() {
         REQUIRED,
         |_| previous(),
         |bed, previous| async move {
-            let fleet = Fleet::new().with("upgrade", 2, (2, A100));
-            let mut stage = bed.stage(Setup::of(fleet)).await;
-            let mut bound = 0;
-            for (version, program) in [(0, Some(&previous)), (1, None), (2, Some(&previous))] {
-                stage.stop_gpupack();
-                stage.run_program(program.cloned());
-                stage.start_gpupack(&json!({})).await;
-                stage.until_ledgers_agree().await;
-                bound = more_pods(&stage, version, bound).await;
-                stage.until_ledgers_agree().await;
-            }
-            // The room of one that ends under another version than that which placed it is free again.
-            stage.cluster.set_phase("share-0", "Succeeded").await;
-            stage.until_ledgers_agree().await;
+            let mut stage = bed.stage(Setup::of(Fleet::new().with("gone", 3, (2, A100)))).await;
+            placed_by_each_version(&mut stage, &previous).await;
             stage.judge().await;
-            stage.figure(&format!("{bound} pods, placed by three processes of two versions"));
+            stage.cluster.delete_all_pods().await;
+            let all_gone = |pods: &Pods| pods.values().all(|seen| seen.gone.is_some());
+            stage.watching.until("all pods gone", LIMIT, all_gone).await;
+            stage.watching.forget_gone();
+            stay_in_the_middle_of_what_is_gone(&mut stage, &previous).await;
+            stage.watching.verdict();
         },
     );
+}
+
+async fn placed_by_each_version(stage: &mut Stage, previous: &Path) {
+    let mut bound = 0;
+    for (version, program) in [(0, Some(previous)), (1, None), (2, Some(previous))] {
+        stage.stop_gpupack();
+        stage.run_program(program.map(Path::to_owned));
+        stage.start_gpupack(&json!({})).await;
+        stage.until_ledgers_agree().await;
+        bound = more_pods(stage, version, bound).await;
+        stage.until_ledgers_agree().await;
+    }
+    // The room of one that ends under another version than that which placed it is free again.
+    stage.cluster.set_phase("share-0", "Succeeded").await;
+    stage.until_ledgers_agree().await;
+    stage.figure(&format!("{bound} pods, placed by three processes of two versions"));
 }
 
 /// Pods of each form of request, some of which wait while there is no room.
@@ -139,73 +149,63 @@ fn tenants_of_gone(limited: &str, shared: &str) -> [PodPlan; 2] {
 }
 
 /// A move home that nothing ends here, a percentage of threads, a soft limit, and a GPU that was shared by turns.
-#[test]
-fn pods_in_the_middle_of_what_is_gone_stay_where_they_are() {
-    scenario_with(
-        "upgrade-gone",
-        REQUIRED,
-        |_| previous(),
-        |bed, previous| async move {
-            let fleet = Fleet::new().with("gone", 3, (2, A100));
-            let on_node = |node: &str| fleet.uuids(node)[0].to_owned();
-            let (limited, shared) = (on_node("gone-01"), on_node("gone-02"));
-            let [with_gone, without] = with_and_without_gone();
-            let mut stage = bed.stage(Setup::of(fleet.clone())).await;
-            stage.stop_gpupack();
-            stage.run_program(Some(previous.clone()));
-            stage.start_gpupack(&with_gone).await;
-            for (name, bound) in [("nb-1", 1), ("nb-2", 2)] {
-                let mut pod = notebook(name);
-                pod.spec.get_or_insert_default().node_selector =
-                    Some([("kubernetes.io/hostname".to_owned(), "gone-00".to_owned())].into());
-                let (pods, parameters) = (stage.cluster.pods(), PostParams::default());
-                pods.create(&parameters, &pod).await.expect("a pod");
-                stage.watching.until_bound(bound, LIMIT).await;
-            }
-            stage.cluster.add_pods(&tenants_of_gone(&limited, &shared)).await;
-            // The guest is called home, and no kubelet restarts it.
-            stage.cluster.add_pods(&[PodPlan::fraction("train", "1").only_on("gone-00")]).await;
-            let started = clock::now();
-            loop {
-                let pod = stage.cluster.pods().get("nb-2").await.expect("it is there");
-                let written = annotation(&pod, "placed.gpupack.dev/placement").unwrap_or_default();
-                if written.contains("moved") {
-                    break;
-                }
-                assert!(started.elapsed() < LIMIT, "{written}");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-            // On its way it is allocated both of its GPUs. `train` may be, too, while its bind waits.
-            let left = fleet.uuids("gone-00")[1];
-            let on_both = |load: &Load| load.get(left).is_some_and(|it| it.1 == 500_000);
-            let before = until_allocated(&stage, on_both).await;
-            for (version, program, settings) in
-                [(1, None, &without), (2, Some(&previous), &with_gone), (3, None, &without)]
-            {
-                stage.stop_gpupack();
-                stage.run_program(program.cloned());
-                stage.start_gpupack(settings).await;
-                stage.figure(&format!("process {version}"));
-                until_allocated(&stage, |load| *load == before).await;
-            }
-            let told = stage.cluster.events().await;
-            let is_bad = |reason: &str| ["PlacementUnreadable", "Overallocated"].contains(&reason);
-            assert!(!told.iter().any(|it| is_bad(&it.reason)), "{told:#?}");
-            // Room is free again when they end.
-            for name in ["limits", "turn"] {
-                stage.cluster.set_phase(name, "Succeeded").await;
-            }
-            let plans = ["gone-01", "gone-02"].map(|node| {
-                PodPlan::fraction(format!("after-{node}"), "1")
-                    .annotated("gpu-fraction-num-devices", "2")
-                    .only_on(node)
-            });
-            stage.cluster.add_pods(&plans).await;
-            stage.watching.until_bound(6, LIMIT).await;
-            stage.watching.verdict();
-            stage.figure("what the version before left half done counts alike in both versions");
-        },
-    );
+async fn stay_in_the_middle_of_what_is_gone(stage: &mut Stage, previous: &Path) {
+    let fleet = stage.fleet.clone();
+    let on_node = |node: &str| fleet.uuids(node)[0].to_owned();
+    let (limited, shared) = (on_node("gone-01"), on_node("gone-02"));
+    let [with_gone, without] = with_and_without_gone();
+    stage.stop_gpupack();
+    stage.run_program(Some(previous.to_owned()));
+    stage.start_gpupack(&with_gone).await;
+    for (name, bound) in [("nb-1", 1), ("nb-2", 2)] {
+        let mut pod = notebook(name);
+        pod.spec.get_or_insert_default().node_selector =
+            Some([("kubernetes.io/hostname".to_owned(), "gone-00".to_owned())].into());
+        let (pods, parameters) = (stage.cluster.pods(), PostParams::default());
+        pods.create(&parameters, &pod).await.expect("a pod");
+        stage.watching.until_bound(bound, LIMIT).await;
+    }
+    stage.cluster.add_pods(&tenants_of_gone(&limited, &shared)).await;
+    // The guest is called home, and no kubelet restarts it.
+    stage.cluster.add_pods(&[PodPlan::fraction("train", "1").only_on("gone-00")]).await;
+    let started = clock::now();
+    loop {
+        let pod = stage.cluster.pods().get("nb-2").await.expect("it is there");
+        let written = annotation(&pod, "placed.gpupack.dev/placement").unwrap_or_default();
+        if written.contains("moved") {
+            break;
+        }
+        assert!(started.elapsed() < LIMIT, "{written}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    // On its way it is allocated both of its GPUs. `train` may be, too, while its bind waits.
+    let left = fleet.uuids("gone-00")[1];
+    let on_both = |load: &Load| load.get(left).is_some_and(|it| it.1 == 500_000);
+    let before = until_allocated(stage, on_both).await;
+    for (version, program, settings) in
+        [(1, None, &without), (2, Some(previous), &with_gone), (3, None, &without)]
+    {
+        stage.stop_gpupack();
+        stage.run_program(program.map(Path::to_owned));
+        stage.start_gpupack(settings).await;
+        stage.figure(&format!("process {version}"));
+        until_allocated(stage, |load| *load == before).await;
+    }
+    let told = stage.cluster.events().await;
+    let is_bad = |reason: &str| ["PlacementUnreadable", "Overallocated"].contains(&reason);
+    assert!(!told.iter().any(|it| is_bad(&it.reason)), "{told:#?}");
+    // Room is free again when they end.
+    for name in ["limits", "turn"] {
+        stage.cluster.set_phase(name, "Succeeded").await;
+    }
+    let plans = ["gone-01", "gone-02"].map(|node| {
+        PodPlan::fraction(format!("after-{node}"), "1")
+            .annotated("gpu-fraction-num-devices", "2")
+            .only_on(node)
+    });
+    stage.cluster.add_pods(&plans).await;
+    stage.watching.until_bound(6, LIMIT).await;
+    stage.figure("what the version before left half done counts alike in both versions");
 }
 
 /// What the extender says is allocated, once it is so.

@@ -21,6 +21,7 @@ use crate::identities::SERVICE;
 use crate::manifests::{self, Mode};
 use crate::pods::PodPlan;
 use crate::testbed::{Setup, Stage, scenario};
+use crate::watching::{Pods, bound, find, is_bound};
 
 /// The page, as the API server passes it on.
 const PAGE_PATH: &str = "/apis/inspection.gpupack.dev/v1/cluster/";
@@ -60,48 +61,17 @@ fn pods_are_bound_with_certificates_and_tokens_of_the_api_server() {
 }
 
 #[test]
-fn users_see_the_pods_that_they_may_list_through_the_api_server() {
+fn users_see_the_pods_that_they_may_list_in_commands_and_on_the_page() {
     scenario("people", |bed| async move {
-        let fleet = Fleet::new().with("people", 1, (2, A100));
+        let fleet = Fleet::new().with("a100", 3, (4, A100)).with("t4", 2, (2, T4));
         let setup = Setup { has_identities: true, ..Setup::of(fleet) };
         let plane = bed.plane;
         let stage = bed.stage(setup).await;
-        stage.cluster.add_pods(&[PodPlan::fraction("secret-pod", "0.5")]).await;
-        stage.watching.until_bound(1, Duration::from_secs(30)).await;
         let admin = &stage.cluster.client;
         manifests::apply(admin, "rbac.yaml", Mode::Keep).await;
-        let namespace = &stage.cluster.namespace;
-        for object in rights(namespace) {
-            manifests::keep(admin, "rights", &object).await;
-        }
         api_service(&stage).await;
-        let kubeconfig = plane.kubeconfig(Identity::Admin);
-        let kubeconfig = kubeconfig.to_str().expect("the target folder is UTF-8");
-        let ask = async |what: &[&str], user: &str| {
-            queried(&[what, &["--kubeconfig", kubeconfig, "--as", user]].concat()).await
-        };
-        let started = clock::now();
-        let seen = loop {
-            let (code, text) = ask(&["top", "tenants", "-A"], "insider").await;
-            if code == Some(0) {
-                break text;
-            }
-            let limit = Duration::from_secs(60);
-            assert!(started.elapsed() < limit, "the API server calls nobody: {text}");
-            tokio::time::sleep(Duration::from_millis(200)).await;
-        };
-        stage.figure(&format!("an APIService answers after {} ms", clock::ms(started.elapsed())));
-        assert!(seen.contains("secret-pod"), "{seen}");
-        let (code, text) = ask(&["top", "tenants", "-A"], "outsider").await;
-        assert!(code == Some(0) && text.contains("(another team)  people"), "{text}");
-        assert!(!text.contains("secret"), "{text}");
-        let (code, text) = ask(&["top", "gpus"], "outsider").await;
-        assert!(code == Some(0) && text.contains("50%"), "how full a GPU is: {text}");
-        let pod = format!("{namespace}/secret-pod");
-        assert_eq!(ask(&["explain", &pod], "insider").await.0, Some(0));
-        assert_eq!(ask(&["explain", &pod], "outsider").await.0, Some(5));
-        let (code, text) = ask(&["top", "gpus"], "stranger").await;
-        assert!(code == Some(1) && text.contains("gpupack-view"), "{text}");
+        in_commands(&stage, plane).await;
+        on_the_page(&stage, plane).await;
         let services: Api<APIService> = Api::all(admin.clone());
         let removed = services.delete("v1.inspection.gpupack.dev", &DeleteParams::default()).await;
         removed.expect("it is there");
@@ -109,50 +79,81 @@ fn users_see_the_pods_that_they_may_list_through_the_api_server() {
     });
 }
 
+async fn in_commands(stage: &Stage, plane: &ControlPlane) {
+    stage.cluster.add_pods(&[PodPlan::fraction("secret-pod", "0.5").only_on("a100-00")]).await;
+    let is_there = |pods: &Pods| is_bound(pods, "secret-pod");
+    stage.watching.until("the pod is bound", Duration::from_secs(30), is_there).await;
+    let namespace = &stage.cluster.namespace;
+    for object in rights(namespace) {
+        manifests::keep(&stage.cluster.client, "rights", &object).await;
+    }
+    let kubeconfig = plane.kubeconfig(Identity::Admin);
+    let kubeconfig = kubeconfig.to_str().expect("the target folder is UTF-8");
+    let ask = async |what: &[&str], user: &str| {
+        queried(&[what, &["--kubeconfig", kubeconfig, "--as", user]].concat()).await
+    };
+    let started = clock::now();
+    let seen = loop {
+        let (code, text) = ask(&["top", "tenants", "-A"], "insider").await;
+        if code == Some(0) {
+            break text;
+        }
+        let limit = Duration::from_secs(60);
+        assert!(started.elapsed() < limit, "the API server calls nobody: {text}");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    };
+    stage.figure(&format!("an APIService answers after {} ms", clock::ms(started.elapsed())));
+    assert!(seen.contains("secret-pod"), "{seen}");
+    let (code, text) = ask(&["top", "tenants", "-A"], "outsider").await;
+    assert!(code == Some(0) && text.contains("(another team)  a100"), "{text}");
+    assert!(!text.contains("secret"), "{text}");
+    let (code, text) = ask(&["top", "gpus"], "outsider").await;
+    assert!(code == Some(0) && text.contains("50%"), "how full a GPU is: {text}");
+    let pod = format!("{namespace}/secret-pod");
+    assert_eq!(ask(&["explain", &pod], "insider").await.0, Some(0));
+    assert_eq!(ask(&["explain", &pod], "outsider").await.0, Some(5));
+    let (code, text) = ask(&["top", "gpus"], "stranger").await;
+    assert!(code == Some(1) && text.contains("gpupack-view"), "{text}");
+    stage.cluster.delete_pod("secret-pod").await;
+    let is_gone = |pods: &Pods| find(pods, "secret-pod").is_none_or(|seen| seen.gone.is_some());
+    stage.watching.until("the pod is gone", Duration::from_secs(30), is_gone).await;
+    stage.until_ledgers_agree().await;
+}
+
 /// Teams whose pods a tenant of the team `vision` may not see, and words in the names of these pods.
 const HIDDEN: [&str; 5] = ["speech", "asr-", "research", "tune-", "night-"];
 
-#[test]
-fn the_page_shows_an_operator_all_pods_and_a_tenant_blocks_of_another_team() {
-    scenario("page-people", |bed| async move {
-        let fleet = Fleet::new().with("a100", 3, (4, A100)).with("t4", 2, (2, T4));
-        let setup = Setup { has_identities: true, ..Setup::of(fleet) };
-        let plane = bed.plane;
-        let stage = bed.stage(setup).await;
-        let admin = &stage.cluster.client;
-        let placed = teams(&stage).await;
-        stage.watching.until_bound(placed, Duration::from_secs(60)).await;
-        manifests::apply(admin, "rbac.yaml", Mode::Keep).await;
-        let accounts = &stage.cluster.namespace;
-        for object in rights_of_browsers(accounts) {
-            manifests::keep(admin, "rights", &object).await;
-        }
-        api_service(&stage).await;
-        let [operator, tenant] =
-            [token(admin, accounts, "operator").await, token(admin, accounts, "tenant").await];
-        let page = format!("https://{}{PAGE_PATH}", plane.address());
-        until_shown(&page, &operator, plane).await;
-        let variables = [
-            ("PAGE", page),
-            ("OPERATOR", operator),
-            ("TENANT", tenant),
-            ("OWN", "vision".to_owned()),
-            ("HIDDEN", HIDDEN.join(",")),
-        ];
-        let played = tokio::task::spawn_blocking(move || {
-            let variables = variables.each_ref().map(|(name, value)| (*name, value.as_str()));
-            browser::run("people.mjs", &variables)
-        });
-        if let Err(why) = played.await.expect("the page is as it should be") {
-            let is_required = clock::variable("GPUPACK_PAGE_REQUIRED").is_some();
-            assert!(!is_required, "the page is not tested: {why}");
-            binaries::say(&format!("skipped: page-people in a browser because {why}"));
-        }
-        let services: Api<APIService> = Api::all(admin.clone());
-        let removed = services.delete("v1.inspection.gpupack.dev", &DeleteParams::default()).await;
-        removed.expect("it is there");
-        stage.judge().await;
+/// An operator sees all pods, and a tenant blocks of another team.
+async fn on_the_page(stage: &Stage, plane: &ControlPlane) {
+    let admin = &stage.cluster.client;
+    // Agents have pods, too.
+    let before = stage.watching.ask(bound);
+    let placed = teams(stage).await;
+    stage.watching.until_bound(before + placed, Duration::from_secs(60)).await;
+    let accounts = &stage.cluster.namespace;
+    for object in rights_of_browsers(accounts) {
+        manifests::keep(admin, "rights", &object).await;
+    }
+    let [operator, tenant] =
+        [token(admin, accounts, "operator").await, token(admin, accounts, "tenant").await];
+    let page = format!("https://{}{PAGE_PATH}", plane.address());
+    until_shown(&page, &operator, plane).await;
+    let variables = [
+        ("PAGE", page),
+        ("OPERATOR", operator),
+        ("TENANT", tenant),
+        ("OWN", "vision".to_owned()),
+        ("HIDDEN", HIDDEN.join(",")),
+    ];
+    let played = tokio::task::spawn_blocking(move || {
+        let variables = variables.each_ref().map(|(name, value)| (*name, value.as_str()));
+        browser::run("people.mjs", &variables)
     });
+    if let Err(why) = played.await.expect("the page is as it should be") {
+        let is_required = clock::variable("GPUPACK_PAGE_REQUIRED").is_some();
+        assert!(!is_required, "the page is not tested: {why}");
+        binaries::say(&format!("skipped: people in a browser because {why}"));
+    }
 }
 
 /// Pods of three teams, and two that wait. How many will be bound.

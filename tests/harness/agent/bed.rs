@@ -15,6 +15,9 @@ use wire::units::Timestamp;
 /// The pod of every process that [`Bed::process`] adds.
 pub(crate) const POD: &str = "0d5ab2f3-58e1-4f5c-9a4b-1c7d3c1e8f00";
 
+/// Where the names are that the loader of a library reads.
+const LOADED: usize = 256 << 10;
+
 /// A copy of the stand-in with a scenario and a process table of its own.
 pub(crate) struct Bed {
     folder: tempfile::TempDir,
@@ -71,7 +74,8 @@ impl Bed {
     pub(crate) fn without(self, symbol: &str) -> Self {
         let mut bytes = std::fs::read(self.library()).unwrap();
         let name = [b"\0", symbol.as_bytes(), b"\0"].concat();
-        let places: Vec<usize> = bytes
+        // What the loader reads lies at the beginning; names for debuggers follow.
+        let places: Vec<usize> = bytes[..bytes.len().min(LOADED)]
             .windows(name.len())
             .enumerate()
             .filter_map(|(at, window)| (window == name).then_some(at + 1))

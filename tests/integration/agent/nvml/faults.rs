@@ -197,13 +197,13 @@ fn no_error_of_any_call_about_a_device_makes_a_wrong_inventory() {
     assert_eq!(whole.len(), 5);
     let places = ["/gpus/0", "/gpus/1", "/gpus/1/mig/0", "/gpus/1/mig/2"];
     for symbol in DEVICE_CALLS {
+        bed.play(&rich());
+        let mut probe = bed.probe();
+        sample(&mut probe).unwrap();
         for code in codes() {
             let what = format!("{symbol} fails with {code}");
             let scenario = failing(&places, symbol, code);
             // On devices that are known.
-            bed.play(&rich());
-            let mut probe = bed.probe();
-            sample(&mut probe).unwrap();
             bed.play(&scenario);
             match sample(&mut probe) {
                 Err(error) => assert!(is_of_library(code), "{what}: {error}"),

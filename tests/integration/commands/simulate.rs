@@ -122,7 +122,7 @@ fn json_has_means_and_every_run_in_the_requested_order() {
 #[test]
 fn any_number_of_threads_gives_the_same_bytes() {
     for mode in ["", "--churn 0.4", "--timeline --load 0.8 --queue"] {
-        let flags = format!("--policy fragmentation,fgd --seeds -1..0 --output json {mode}");
+        let flags = format!("--policy fragmentation,spread --seeds -1..0 --output json {mode}");
         assert_eq!(printed(&format!("{flags} --jobs 1")), printed(&format!("{flags} --jobs 3")));
     }
 }

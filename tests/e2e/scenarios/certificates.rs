@@ -19,7 +19,7 @@ use crate::kept::{self, Kept, complaints};
 use crate::leash::Leash;
 use crate::pods::PodPlan;
 use crate::testbed::{Testbed, figure, scenario, until_known};
-use crate::watching::Watching;
+use crate::watching::{Pods, Watching, is_bound};
 use crate::webhook::{dry_run, policies, reported};
 
 /// How long it may take until certificates are signed again: a third of their life, and some.
@@ -164,9 +164,10 @@ async fn until_completed(bed: &Testbed) {
 /// Another pod, which the webhook completes and kube-scheduler binds through the extender.
 async fn bind(bed: &Testbed, watching: &Watching, pods: &mut usize) {
     let plan = PodPlan::fraction(format!("share-{pods}"), "0.05");
-    bed.cluster.add_pods(&[plan]).await;
+    bed.cluster.add_pods(std::slice::from_ref(&plan)).await;
     *pods += 1;
-    watching.until_bound(*pods, Duration::from_secs(30)).await;
+    let is_there = |pods: &Pods| is_bound(pods, &plan.name);
+    watching.until("the pod is bound", Duration::from_secs(30), is_there).await;
 }
 
 /// Where clients complain about certificates.

@@ -34,10 +34,10 @@ pub mod shared {
 
 /// A Binding, from the call to the proof of its outcome; what it takes back from guests and from pods with limits.
 pub mod bind {
-    pub(crate) mod limits;
+    pub(crate) mod made_up_calls;
     pub mod settle;
     pub(crate) mod start_fence;
-    pub(crate) mod client_limits;
+    pub(crate) mod start_limits;
     pub mod recall;
     pub mod take_back;
     pub mod binding;

@@ -8,6 +8,7 @@ pub mod config {
     pub mod certificates;
     pub mod gone;
     pub mod guard;
+    pub mod preemption;
     pub mod identity;
     pub mod lease;
     pub mod webhook;

@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 /// An API server with the objects of an installation.
-pub(crate) mod cluster;
+pub(crate) mod fake_cluster;
 /// Settings, devices, pods and requests in few words.
 pub(crate) mod ledger;
 /// Random histories of a small cluster, and a player of them.
@@ -15,7 +15,7 @@ pub(crate) mod authority;
 /// The Helm chart, rendered.
 pub(crate) mod chart;
 /// An API server that loses and refuses.
-pub(crate) mod api_server;
+pub(crate) mod fake_api_server;
 
 /// An API server with any objects.
 pub(crate) mod objects;

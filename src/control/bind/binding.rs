@@ -18,10 +18,10 @@ use std::time::Duration;
 use futures::future::{Either, select};
 use tokio::sync::oneshot;
 
-use crate::bind::client_limits::client_limits;
-use crate::bind::limits::{check_made_up, check_passed, is_shown, read_pod};
+use crate::bind::made_up_calls::{check_made_up, check_passed, is_shown, read_pod};
 use crate::bind::recall::recall;
 use crate::bind::settle::{gone, see_other_binding, settle, settled_bound, taken_back};
+use crate::bind::start_limits::client_limits;
 use crate::bind::take_back::take_back;
 use crate::metrics::labels::{BindResult, Outcome, VerbAnswer};
 use crate::metrics::mig::MakeResult;

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::bind::client_limits::client_limits;
+use crate::bind::start_limits::client_limits;
 use crate::metrics::labels::EditResult;
 use crate::shared::app::App;
 use crate::shared::edited::KnownPlacement;

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 
-use crate::bind::client_limits::{client_limits, least_at_start};
+use crate::bind::start_limits::{client_limits, least_at_start};
 use crate::metrics::moves::{MoveReason, MoveResult};
 use crate::shared::app::App;
 use engine::model::reservation::{

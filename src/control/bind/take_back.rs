@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::bind::client_limits::{client_limits, least_at_start};
 use crate::bind::recall::{
     Ends, LOOK_AGAIN, NO_RESTART, Next, Read, Resized, STAY_FOR, TRY_AGAIN, names, read, resize,
 };
+use crate::bind::start_limits::{client_limits, least_at_start};
 use crate::metrics::moves::{MoveReason, MoveResult};
 use crate::shared::app::App;
 use engine::ledger::change::commits::Debt;

@@ -12,7 +12,7 @@ use engine::ledger::suggest::together::BoundGroups;
 use engine::ledger::suggest::waiting::{WaitingPod, WaitingPods};
 use engine::model::rejection::Rejection;
 use engine::model::reservation::Tenure;
-use kube_api::config::guard::PreemptionConfig;
+use kube_api::config::preemption::PreemptionConfig;
 use kube_api::request::room_note::RoomNote;
 use wire::ids::PodUid;
 use wire::units::{Share, Timestamp};

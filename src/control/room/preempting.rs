@@ -25,7 +25,7 @@ use engine::ledger::suggest::waiting::{WaitingPod, WaitingPods, WaitingState};
 use engine::model::device_state::KeptFor;
 use engine::model::reservation::Tenure;
 use engine::model::workload::Protection;
-use kube_api::config::guard::PreemptionConfig;
+use kube_api::config::preemption::PreemptionConfig;
 use kube_api::request::room_note::{MOST_VICTIMS, RoomNote};
 use wire::ids::PodUid;
 use wire::units::Timestamp;

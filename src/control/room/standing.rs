@@ -22,7 +22,7 @@ use engine::ledger::suggest::waiting::{WaitingPod, WaitingPods, WaitingState};
 use engine::model::device_state::KeptFor;
 use engine::model::event::LedgerEvent;
 use engine::model::reservation::PodRef;
-use kube_api::config::guard::PreemptionConfig;
+use kube_api::config::preemption::PreemptionConfig;
 use wire::ids::{NodeName, PodUid, PoolName};
 use wire::mutation::{Mutation, mutated};
 use wire::units::{Share, Timestamp};

@@ -16,12 +16,13 @@ use serde_yaml_ng::{Mapping, Value};
 
 use crate::config::advice::AdviceConfig;
 use crate::config::certificates::CertificatesConfig;
-use crate::config::guard::{GuardConfig, PreemptionConfig};
+use crate::config::guard::GuardConfig;
 use crate::config::identity::{AgentsConfig, TlsConfig};
 use crate::config::lease::LeaseConfig;
 use crate::config::pods::quota::{QuotaConfig, SharesConfig};
 use crate::config::pods::requests::{self, RequestRules};
 use crate::config::pods::workloads::{AccessConfig, WorkloadKeys, distinct, known, workloads};
+use crate::config::preemption::PreemptionConfig;
 use crate::config::values::{
     NoContext, address, filled, is_plain, label, log_filter, mib, names, number, parsed, seconds,
     some_mib,

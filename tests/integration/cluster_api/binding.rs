@@ -26,7 +26,7 @@ use tower::ServiceExt;
 use wire::ids::{NodeName, PodUid, PoolName};
 use wire::units::{HostAmount, MemMib, MilliCpu};
 
-use crate::harness::api_server::{Fake, Fault, TIMEOUT, connected};
+use crate::harness::fake_api_server::{Fake, Fault, TIMEOUT, connected};
 
 pub(crate) struct Bed {
     pub(crate) app: Arc<App>,

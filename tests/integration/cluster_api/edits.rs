@@ -20,7 +20,7 @@ use wire::ids::{DeviceId, NodeName, PodUid};
 use wire::units::{Demand, HostAmount, MemMib, Share, Timestamp};
 
 use super::binding::{Bed, node, pod_of, requests};
-use crate::harness::api_server::{Fake, Fault};
+use crate::harness::fake_api_server::{Fake, Fault};
 
 type Edit = Box<dyn FnOnce(&mut BTreeMap<String, String>)>;
 

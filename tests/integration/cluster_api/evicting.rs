@@ -4,7 +4,7 @@ use kube_api::write::evict::{EvictOutcome, EvictionRun};
 use kube_api::write::target::PodKey;
 use wire::ids::PodUid;
 
-use crate::harness::api_server::{Fake, Fault};
+use crate::harness::fake_api_server::{Fake, Fault};
 
 /// The outcome of an eviction of the pod with this UID, in one word.
 async fn evict(fake: &Fake, uid: &str) -> String {

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use wire::ids::PodUid;
 
 use super::binding::{Bed, node, pod_of, requests};
-use crate::harness::api_server::Fake;
+use crate::harness::fake_api_server::Fake;
 
 /// The fake's pod as a caller may describe it.
 fn forged(fake: &Fake, annotations: Value) -> Value {

@@ -27,7 +27,7 @@ use wire::ids::{NodeName, PodUid, PoolName};
 use wire::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
 
 use super::recalling::guest_placement;
-use crate::harness::api_server::{Fake, TIMEOUT};
+use crate::harness::fake_api_server::{Fake, TIMEOUT};
 use crate::harness::steps::carry_out;
 
 /// What NVIDIA's runtime says of a device that the driver has lost.

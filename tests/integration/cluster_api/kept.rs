@@ -16,7 +16,7 @@ use wire::ids::PodUid;
 use wire::units::Timestamp;
 
 use super::binding::{Bed, pod_of};
-use crate::harness::api_server::{Fake, Fault};
+use crate::harness::fake_api_server::{Fake, Fault};
 
 const PODS: u64 = 10_000;
 

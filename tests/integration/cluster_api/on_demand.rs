@@ -15,7 +15,7 @@ use server::api::background;
 use wire::ids::PodUid;
 
 use super::binding::{Bed, node, pod_of, requests};
-use crate::harness::api_server::{Fake, Fault};
+use crate::harness::fake_api_server::{Fake, Fault};
 
 const CONFIG: &str = "pools: {'': {mig: on_demand}}";
 

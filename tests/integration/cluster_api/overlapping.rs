@@ -19,7 +19,7 @@ use wire::ids::NodeName;
 use wire::units::Timestamp;
 
 use super::binding::{Bed, node, other_binding, pod_of, requests};
-use crate::harness::api_server::{Fake, Fault};
+use crate::harness::fake_api_server::{Fake, Fault};
 
 const FENCE: &str = "placed.gpupack.dev/fence";
 

@@ -10,8 +10,8 @@ use engine::ledger::change::facts::{MoveFact, PodFact};
 use engine::model::reservation::{BorrowedMemory, Guest, PlacedDevice, Placement, PodRef, Tenure};
 use engine::model::team::TeamShare;
 use kube_api::config::file::Config;
-use kube_api::config::guard::PreemptionConfig;
 use kube_api::config::pods::quota::SharesConfig;
+use kube_api::config::preemption::PreemptionConfig;
 use kube_api::pod::seen_pod::SeenPod;
 use kube_api::pod::watch::Sink;
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ use wire::ids::{DeviceId, NodeName, PodUid, PoolName};
 use wire::units::{Demand, MemMib, Share};
 
 use super::binding::{Bed, pod_of};
-use crate::harness::api_server::Fake;
+use crate::harness::fake_api_server::Fake;
 
 fn gpu(at: usize, id: &str) -> Value {
     json!({"id": id, "index": at, "model": "NVIDIA L4", "memoryMib": 23_000, "reservedMib": 0,

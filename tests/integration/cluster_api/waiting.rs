@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use super::binding::{Bed, pod_of, requests};
 use super::overlapping::until_ready;
-use crate::harness::api_server::Fake;
+use crate::harness::fake_api_server::Fake;
 
 /// Pods that wait, as the queue for requeues has them and as the watch shows them.
 fn waiting(bed: &Bed) -> (usize, usize) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use control::pods::reasons;
 use control::room::standing::{StandingHolds, StandingRules};
 use kube_api::config::file::Config;
-use kube_api::config::guard::PreemptionConfig;
+use kube_api::config::preemption::PreemptionConfig;
 use kube_api::pod::seen_pod::SeenPod;
 use kube_api::pod::watch::Sink;
 use runtime::clock::Clock;
@@ -19,7 +19,7 @@ use wire::ids::{NodeName, PodUid};
 use wire::units::Share;
 
 use super::binding::Bed as Extender;
-use crate::harness::api_server::Fake;
+use crate::harness::fake_api_server::Fake;
 
 /// The pod that is asked about.
 const ASKED: &str = "asked";

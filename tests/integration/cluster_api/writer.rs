@@ -24,7 +24,7 @@ use wire::units::{Demand, MemMib, Share, Timestamp};
 
 use serde_json::Value;
 
-use crate::harness::api_server::{Fake, Fault, TIMEOUT, connected};
+use crate::harness::fake_api_server::{Fake, Fault, TIMEOUT, connected};
 
 fn target() -> BindTarget {
     let pod = SeenPod::from_json(

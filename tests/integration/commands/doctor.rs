@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use wire::api::commands::{Check, CheckState, Diagnosis};
 
-use crate::harness::cluster::{ADMISSION, FakeCluster, STATE, refusal, shipped};
 use crate::harness::extender::is_declared;
+use crate::harness::fake_cluster::{ADMISSION, FakeCluster, STATE, refusal, shipped};
 
 /// A kubeconfig for this API server.
 pub(crate) fn kubeconfig(folder: &TempDir, server: &str) -> String {

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::commands::doctor::{gpupack, kubeconfig};
-use crate::harness::cluster::{FakeCluster, refusal};
+use crate::harness::fake_cluster::{FakeCluster, refusal};
 
 /// What it prints, as text and as YAML.
 async fn printed(fake: &FakeCluster) -> (String, Value) {

@@ -12,7 +12,7 @@ use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::harness::api_server::connected;
+use crate::harness::fake_api_server::connected;
 use crate::harness::ledger::{
     DEVICE_MIB, add_node, fraction, gpus, pod, request_of, seconds, settings,
 };

@@ -433,10 +433,15 @@ impl Stage {
 
     /// Waits until the extender's ledger agrees with the placements of bound pods.
     pub(crate) async fn until_ledgers_agree(&self) {
+        self.until_ledger_agrees(&self.extender).await;
+    }
+
+    /// The same of another extender.
+    pub(crate) async fn until_ledger_agrees(&self, extender: &Extender) {
         let limit = Duration::from_secs(10);
         let started = clock::now();
         loop {
-            let (allocated, placed) = (self.extender.allocated().await, self.watching.load());
+            let (allocated, placed) = (extender.allocated().await, self.watching.load());
             if allocated == placed {
                 return;
             }

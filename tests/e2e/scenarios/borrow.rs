@@ -21,7 +21,7 @@ const UUIDS: &str = "placed.gpupack.dev/uuids";
 const PLACEMENT: &str = "placed.gpupack.dev/placement";
 
 /// Recalls one after the other.
-const RECALLS: u32 = 3;
+const RECALLS: u32 = 5;
 
 /// Half of a GPU that may use all of it, and may be moved. Its program is deaf to signals, so it ends
 /// after its grace period.

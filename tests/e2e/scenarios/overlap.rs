@@ -73,6 +73,8 @@ async fn overlap(stage: &mut Stage, old: Old, round: usize) {
     // The held Binding arrives, is refused, and one that were posted again would be held as long.
     tokio::time::sleep((HELD_FOR * 3).saturating_sub(posted.elapsed())).await;
     assert_eq!(stage.watching.ask(bound), 1, "{old:?}: two pods of 0.6 are bound to one GPU");
+    // Of the one that gave the room away: it kept none for the pod that was refused.
+    stage.until_ledger_agrees(&successor.extender).await;
     stage.judge().await;
     drop((other, successor));
     stage.extender.kill();

@@ -574,9 +574,9 @@ async fn a_change_that_the_version_before_began_is_read_while_each_client_trusts
             (Replica::new(&objects, section), Replica::new(&objects, section));
         // kube-scheduler, which is not started again.
         let running = objects.at(AGENTS)["data"]["ca.crt"].as_str().unwrap().to_owned();
-        // Clients and servers with what there was 50 s ago.
+        // Clients and servers with what there was 45 s ago.
         let mut before = vec![(running.clone(), value(&objects, EXTENDER, "tls.crt"))];
-        for now in (25..2_900_u64).step_by(25) {
+        for now in (15..2_900_u64).step_by(15) {
             leader.at(now);
             other.at(now);
             leader.pass().await.unwrap();
@@ -585,7 +585,7 @@ async fn a_change_that_the_version_before_began_is_read_while_each_client_trusts
             check(&objects, now);
             let bundle = objects.at(AGENTS)["data"]["ca.crt"].as_str().unwrap().to_owned();
             before.push((bundle, leader.file("tls.crt")));
-            let late = &before[before.len().saturating_sub(3)..];
+            let late = &before[before.len().saturating_sub(4)..];
             // Most are alike.
             let trusted: BTreeSet<&String> =
                 late.iter().map(|(bundle, _)| bundle).chain([&running]).collect();

@@ -37,6 +37,14 @@ pub mod bursts {
     pub mod bursts_command;
 }
 
+/// Pods that come and end, with lifetimes that depend on what they are.
+pub mod times {
+    pub(crate) mod life;
+    pub mod times_worlds;
+    pub(crate) mod times_report;
+    pub mod times_command;
+}
+
 /// Requests for MIG instances that are made on demand.
 pub mod mig {
     pub mod mig_worlds;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use cli::simulate::simulate_command::{self, SimulateArgs, policy_of};
 use gpupack_lab::policies::all::all;
-use gpupack_lab::{bound, bursts, mig, stress};
+use gpupack_lab::{bound, bursts, mig, stress, times};
 use runtime::causes::with_causes;
 
 /// Research on gpupack's simulator
@@ -23,6 +23,9 @@ enum Command {
     Replay(SimulateArgs),
     /// Compare the first policy with the best of the others in worlds that are made from a trace
     Stress(stress::stress_command::StressArgs),
+    /// Compare the first policy with the best of the others where pods come and end, with lifetimes that
+    /// depend on what they are
+    Times(times::times_command::TimesWorldsArgs),
     /// Print how much any policy could have allocated of a trace
     Bound(bound::bound_command::BoundArgs),
     /// Play pods that use more than they request now and then, under each rule of `borrow`
@@ -39,6 +42,7 @@ fn run() -> anyhow::Result<()> {
     match cli.command {
         Command::Replay(args) => Ok(simulate_command::run(&args)?),
         Command::Stress(args) => stress::stress_command::run(&args),
+        Command::Times(args) => times::times_command::run(&args),
         Command::Bound(args) => bound::bound_command::run(&args),
         Command::Bursts(args) => bursts::bursts_command::run(&args),
         Command::Mig(args) => Ok(mig::mig_command::run(&args)?),

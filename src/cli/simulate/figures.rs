@@ -65,7 +65,7 @@ pub fn percent(share: Share) -> f64 {
 }
 
 /// `part` of `whole` in percent, to four decimals; zero if `whole` is zero.
-pub(crate) fn percent_of(part: u64, whole: u64) -> f64 {
+pub fn percent_of(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { rounded(part as f64 * 100.0 / whole as f64) }
 }
 

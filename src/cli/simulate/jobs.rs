@@ -23,6 +23,7 @@ use sim::run::timeline::{Pace, timeline};
 use sim::snapshot::replace::ReplaceError;
 use sim::trace::churn::{NodeOrder, churn};
 use sim::trace::read::{TraceNode, TracePod};
+use sim::trace::schedule::TimedWorkload;
 use sim::trace::table::TraceError;
 use sim::trace::workload::{Workload, WorkloadError, capacity_milli};
 
@@ -166,12 +167,27 @@ impl Experiment {
         overflow: Overflow,
         standing_after: Option<f64>,
     ) -> Result<Vec<Results<TimedRun>>, SimulateError> {
+        self.timed_replays(overflow, standing_after, |trace, seed| {
+            let (nodes, pods) = (self.nodes.clone(), self.traces[trace].pods.clone());
+            Ok(match times {
+                Times::Churn(load) => churn(nodes, pods, load, self.order, seed),
+                Times::Own(pace) => timeline(nodes, pods, pace, self.order, seed),
+            }?)
+        })
+    }
+
+    /// Replays what `workload` makes of the trace at a position, and of a seed, at its times.
+    ///
+    /// # Errors
+    /// Of `workload`, or a node that is not valid.
+    pub fn timed_replays<E: From<ReportRefusal> + Send>(
+        &self,
+        overflow: Overflow,
+        standing_after: Option<f64>,
+        workload: impl Fn(usize, i64) -> Result<TimedWorkload, E> + Sync,
+    ) -> Result<Vec<Results<TimedRun>>, E> {
         self.each(|job, bar| {
-            let (nodes, pods) = (self.nodes.clone(), self.traces[job.trace].pods.clone());
-            let workload = match times {
-                Times::Churn(load) => churn(nodes, pods, load, self.order, job.seed),
-                Times::Own(pace) => timeline(nodes, pods, pace, self.order, job.seed),
-            }?;
+            let workload = workload(job.trace, job.seed)?;
             let steps = bar.steps(workload.schedule.arrivals.len());
             let unit = workload.schedule.unit;
             let after = standing_after.map(|after| unit.to_ticks(after));

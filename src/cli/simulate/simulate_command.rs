@@ -156,7 +156,7 @@ pub enum Output {
 }
 
 /// A time that is not below zero, and less than any replay lasts.
-fn time(text: &str) -> Result<f64, String> {
+pub fn time(text: &str) -> Result<f64, String> {
     let time = text.parse::<f64>().ok().filter(|time| (0.0..1e9).contains(time));
     time.ok_or_else(|| "expected a number from 0 to 1,000,000,000".to_owned())
 }

@@ -278,7 +278,7 @@ impl Habits {
 }
 
 /// A number with this median whose logarithm is normal with this sigma.
-fn lognormal(chance: &mut ChaCha8Rng, median: f64, sigma: f64) -> f64 {
+pub(crate) fn lognormal(chance: &mut ChaCha8Rng, median: f64, sigma: f64) -> f64 {
     let mut uniform = || (f64::from(chance.next_u32()) + 0.5) / 4_294_967_296.0;
     let (radius, angle) = (libm::sqrt(-2.0 * libm::log(uniform())), uniform());
     median * libm::exp(sigma * radius * libm::cos(std::f64::consts::TAU * angle))

@@ -22,6 +22,12 @@ const LITERATURE: [SimPolicy; 4] = [
     SimPolicy::new("random", MixSource::None, |chance| custom(Baseline::Random { chance })),
 ];
 
+/// Whether `policy` is one that `fragmentation` is compared with, and no variant of it.
+pub(crate) fn is_baseline(policy: &str) -> bool {
+    let is_ours = [SimPolicy::FRAGMENTATION.name, KNOWN_MIX.name].contains(&policy);
+    !is_ours && !policy.starts_with("without-")
+}
+
 /// All of them, those of `gpupack simulate` first.
 #[must_use]
 pub fn all() -> Vec<SimPolicy> {

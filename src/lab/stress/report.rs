@@ -13,7 +13,7 @@ use cli::simulate::report::{aligned, csv_name};
 use sim::run::policy::SimPolicy;
 use sim::run::replay::Run;
 
-use crate::policies::all::KNOWN_MIX;
+use crate::policies::all::is_baseline;
 use crate::stress::stress_worlds::Measure;
 
 /// Loads that are compared, in percent of the GPUs: each of these steps.
@@ -142,11 +142,9 @@ impl PolicyFigures {
             Some((load, rounded(mean(&values?)?)))
         });
         let empty = runs.iter().flat_map(|run| run.points.values().map(|(_, gpus)| *gpus as f64));
-        let is_ours = [SimPolicy::FRAGMENTATION.name, KNOWN_MIX.name].contains(&policy);
-        let is_baseline = !is_ours && !policy.starts_with("without-");
         Self {
             policy,
-            is_baseline,
+            is_baseline: is_baseline(policy),
             value: rounded_mean(runs.iter().map(|run| run.value).collect()),
             least: runs.iter().map(|run| run.value).reduce(f64::min).unwrap_or(0.0),
             lost_before_90: rounded_mean(

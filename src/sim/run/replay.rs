@@ -12,7 +12,7 @@ use crate::run::cluster::{Seat, SimCluster};
 use crate::run::curve::Curve;
 use crate::run::policy::SimPolicy;
 use crate::run::queue::WaitingLines;
-use crate::run::service::{Account, ClassFigures, Moment, PodClass};
+use crate::run::service::{Account, ClassFigures, Moment, NewPod, PodClass};
 use crate::trace::read::TracePod;
 use crate::trace::schedule::{PodArrival, Schedule, TimeUnit, TimedWorkload};
 use crate::trace::workload::Workload;
@@ -74,6 +74,8 @@ pub struct TimedRun {
     /// The seed of the schedule, and of what policies draw.
     pub seed: i64,
     pub unit: TimeUnit,
+    /// The GPUs of the cluster, in thousandths.
+    pub capacity_milli: u64,
     /// The figures of all pods.
     pub all: ClassFigures,
     pub by_class: [(PodClass, ClassFigures); 4],
@@ -216,6 +218,7 @@ pub fn replay_timed(
         policy: policy.name,
         seed,
         unit: schedule.unit,
+        capacity_milli: replay.cluster.capacity_milli(),
         all: closed.all,
         by_class: closed.by_class,
         moves: replay.cluster.moves(),
@@ -230,7 +233,7 @@ trait Watcher {
     /// Time moves on to `now`.
     fn pass(&mut self, _now: u64, _cluster: &SimCluster) {}
     /// A pod came; it was placed, or not.
-    fn arrive(&mut self, pod: &TracePod, is_placed: bool, cluster: &SimCluster);
+    fn arrive(&mut self, new: NewPod<'_>, cluster: &SimCluster);
     /// A pod that came at `since` was placed.
     fn start(&mut self, _pod: &TracePod, _since: u64, _seat: Seat) {}
     /// A pod that was placed there ended.
@@ -285,7 +288,8 @@ impl<'w, W: Watcher> Replay<'w, W> {
         self.cluster.meet(index, pod);
         let is_hopeless = self.overflow == Overflow::Queued && self.queue.has_equal(arrival.pod);
         let seat = if is_hopeless { None } else { self.cluster.place(index, pod) };
-        self.watcher.arrive(pod, seat.is_some(), &self.cluster);
+        let new = NewPod { pod, stays: arrival.stays, is_placed: seat.is_some() };
+        self.watcher.arrive(new, &self.cluster);
         match (seat, self.overflow) {
             (Some(seat), _) => self.start(index, seat, arrival.at),
             (None, Overflow::Lost) => {}
@@ -360,7 +364,8 @@ impl<'w, W: Watcher> Replay<'w, W> {
 }
 
 impl Watcher for Run {
-    fn arrive(&mut self, pod: &TracePod, is_placed: bool, cluster: &SimCluster) {
+    fn arrive(&mut self, new: NewPod<'_>, cluster: &SimCluster) {
+        let NewPod { pod, is_placed, .. } = new;
         let before = self.curve.percent_arrived();
         self.curve.arrive(pod.demand_milli(), cluster.used_milli());
         let now = self.curve.percent_arrived();
@@ -384,8 +389,8 @@ impl Watcher for Account {
         self.pass(now, cluster);
     }
 
-    fn arrive(&mut self, pod: &TracePod, is_placed: bool, _cluster: &SimCluster) {
-        self.arrive(pod, is_placed);
+    fn arrive(&mut self, new: NewPod<'_>, _cluster: &SimCluster) {
+        self.arrive(new);
     }
 
     fn start(&mut self, pod: &TracePod, since: u64, seat: Seat) {

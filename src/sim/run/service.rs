@@ -58,6 +58,11 @@ pub struct ClassFigures {
     pub blocked: u64,
     /// What those requested, in thousandths of a GPU.
     pub blocked_milli: u64,
+    /// GPU time that all pods requested: thousandths of a GPU times the ticks that they stay. A pod that
+    /// never ends counts up to the end of the measured time.
+    pub demand_milli_ticks: u128,
+    /// GPU time that blocked pods requested, likewise.
+    pub blocked_milli_ticks: u128,
     /// GPU share that they had, the mean over time, as a share of all GPUs.
     pub allocation: Share,
     /// GPU share waited for, likewise.
@@ -66,6 +71,14 @@ pub struct ClassFigures {
     pub still_waiting: u64,
     /// How long pods waited, in ticks; for pods that still wait, how long so far.
     pub waits: Waits,
+}
+
+impl ClassFigures {
+    /// GPU time that blocked pods requested, as a share of what all pods requested.
+    #[must_use]
+    pub fn blocked_time(&self) -> Share {
+        share(self.blocked_milli_ticks, self.demand_milli_ticks)
+    }
 }
 
 /// Percentiles of waiting times by nearest rank, in ticks. A pod that does not wait counts as 0.
@@ -91,6 +104,15 @@ pub struct Moment {
     /// Fragmentation ratio of the free room, against the mix of the whole trace.
     pub fragmentation: Share,
     pub efficiency: Share,
+}
+
+/// A pod that has just come.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NewPod<'p> {
+    pub(crate) pod: &'p TracePod,
+    /// How long it runs once it is placed, in ticks; `None` if it never ends.
+    pub(crate) stays: Option<u64>,
+    pub(crate) is_placed: bool,
 }
 
 /// The running sums of a replay.
@@ -156,16 +178,21 @@ impl Account {
     }
 
     /// A pod came just now.
-    pub(crate) fn arrive(&mut self, pod: &TracePod, is_placed: bool) {
+    pub(crate) fn arrive(&mut self, new: NewPod<'_>) {
         if !self.window.contains(&self.now) {
             return;
         }
-        let figures = &mut self.class(pod).figures;
+        let demand = new.pod.demand_milli();
+        let ticks = new.stays.unwrap_or(self.window.end - self.now);
+        let time = u128::from(demand) * u128::from(ticks);
+        let figures = &mut self.class(new.pod).figures;
         figures.arrivals += 1;
-        figures.demand_milli += pod.demand_milli();
-        if !is_placed {
+        figures.demand_milli += demand;
+        figures.demand_milli_ticks += time;
+        if !new.is_placed {
             figures.blocked += 1;
-            figures.blocked_milli += pod.demand_milli();
+            figures.blocked_milli += demand;
+            figures.blocked_milli_ticks += time;
         }
     }
 
@@ -248,6 +275,8 @@ impl ClassAccount {
         sum.demand_milli += part.demand_milli;
         sum.blocked += part.blocked;
         sum.blocked_milli += part.blocked_milli;
+        sum.demand_milli_ticks += part.demand_milli_ticks;
+        sum.blocked_milli_ticks += part.blocked_milli_ticks;
         sum.still_waiting += part.still_waiting;
         self.held_sum += class.held_sum;
         self.waiting_sum += class.waiting_sum;

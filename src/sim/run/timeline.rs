@@ -23,11 +23,15 @@ pub enum Pace {
     Load(f64),
 }
 
-/// One pod of the trace with its times, in ticks before compression.
-struct Stay {
-    pod: usize,
-    created: u64,
-    stays: u64,
+/// One pod with its times, in ticks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stay {
+    /// Position of the pod in its list.
+    pub pod: usize,
+    /// When it is created, from the start of the round.
+    pub created: u64,
+    /// How long it runs, at least one tick.
+    pub stays: u64,
 }
 
 /// The pods of a trace at their own times.
@@ -41,19 +45,30 @@ pub fn timeline(
     order: NodeOrder,
     seed: i64,
 ) -> Result<TimedWorkload, WorkloadError> {
-    let (stays, round) = stays(&pods)?;
+    let (mut stays, round) = stays(&pods)?;
     let compress = factor(&nodes, &pods, &stays, round, pace)?;
     let faster = |ticks: u64| {
         u64::try_from(u128::from(ticks) * 1_000_000 / compress).expect("no more than 2^64 ticks")
     };
-    let round = faster(round).max(1);
+    stays.iter_mut().for_each(|stay| stay.created = faster(stay.created));
+    let schedule = in_rounds(&stays, faster(round).max(1));
+    let too_many = WorkloadError::TooManyRunning { compress: compress as f64 / 1e6 };
+    let schedule = schedule.ok_or(too_many)?;
+    let nodes = ranked(nodes, order, &mut chance_of(seed));
+    Ok(TimedWorkload { nodes, pods, schedule })
+}
+
+/// One round of `stays`, which are in order of creation, after the pods that earlier rounds have left
+/// running; `None` if these are too many. A round has at least one tick.
+#[must_use]
+pub fn in_rounds(stays: &[Stay], round: u64) -> Option<Schedule> {
     let mut earlier = Vec::new();
-    for stay in &stays {
-        let (at, end) = (faster(stay.created), faster(stay.created) + stay.stays);
+    for stay in stays {
+        let (at, end) = (stay.created, stay.created + stay.stays);
         // The copy of `back` rounds ago still runs if `end` is beyond that many rounds.
         for back in 1..=(end - 1) / round {
             if earlier.len() >= ARRIVALS_MAX {
-                return Err(WorkloadError::TooManyRunning { compress: compress as f64 / 1e6 });
+                return None;
             }
             let arrival = PodArrival { pod: stay.pod, at: 0, stays: Some(end - back * round) };
             earlier.push((back * round - at.min(round), arrival));
@@ -64,12 +79,10 @@ pub fn timeline(
     let mut arrivals: Vec<PodArrival> = earlier.into_iter().map(|(_, arrival)| arrival).collect();
     arrivals.extend(stays.iter().map(|stay| PodArrival {
         pod: stay.pod,
-        at: 1 + faster(stay.created),
+        at: 1 + stay.created,
         stays: Some(stay.stays),
     }));
-    let nodes = ranked(nodes, order, &mut chance_of(seed));
-    let schedule = Schedule { arrivals, window: 1..1 + round, unit: TimeUnit::Second };
-    Ok(TimedWorkload { nodes, pods, schedule })
+    Some(Schedule { arrivals, window: 1..1 + round, unit: TimeUnit::Second })
 }
 
 /// The stays in order of creation, and the span that they cover. Pods that still run at the end of

@@ -101,7 +101,7 @@ impl Schedule {
 ///
 /// # Errors
 /// [`WorkloadError::MeanLoad`] outside of its range.
-pub(crate) fn load_micro(load: f64) -> Result<u128, WorkloadError> {
+pub fn load_micro(load: f64) -> Result<u128, WorkloadError> {
     micro(load, MEAN_LOAD_MAX).ok_or(WorkloadError::MeanLoad { load })
 }
 

@@ -143,6 +143,9 @@ fn a_pod_that_fits_nowhere_is_lost_or_queued() {
     let nodes = [node("a", 1, "T4")];
     let (lost, node_state) = timed(&nodes, &RUSH, Overflow::Lost);
     assert_eq!((lost.all.arrivals, lost.all.blocked, lost.all.blocked_milli), (3, 2, 2000));
+    let all = &lost.all;
+    assert_eq!((all.demand_milli_ticks, all.blocked_milli_ticks), (120_000, 80_000));
+    assert_eq!(all.blocked_time().millionths(), 666_666);
     assert_eq!((lost.all.allocation.millionths(), lost.all.waiting), (400_000, Share::ZERO));
     assert_eq!((lost.all.waits.max, lost.all.still_waiting), (0, 0));
     assert!(node_state[0].reservations().is_empty(), "the ended pod has left the ledger");

@@ -117,6 +117,44 @@ fn stress_worlds_are_compared_with_the_best_baseline() {
     );
 }
 
+#[test]
+fn worlds_with_times_are_compared_with_the_best_baseline() {
+    let flags = "times --kind lifesize,services --load 0.8 --fleet 3 --seeds 1..2";
+    let table = printed(flags);
+    let lines: Vec<&str> = table.lines().collect();
+    let title = "24 nodes, 144 GPUs; 200 pods, on 3 nodes, blocked pods lost, seeds 1..2";
+    assert_eq!(lines[0], title);
+    let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert_eq!(words(lines[3]), "kind seen load fragmentation fgd bestfit binpack wins ratio");
+    assert!(words(lines[4]).starts_with("lifesize yes 0.8 "), "{table}");
+    assert!(words(lines[5]).starts_with("services no 0.8 "), "{table}");
+
+    let queue = format!("{flags} --queue --standing-hold-after 3600");
+    let json = printed(&format!("{queue} --output json --jobs 1"));
+    assert_eq!(json, printed(&format!("{queue} --output json --jobs 3")));
+    let json: Value = serde_json::from_str(&json).unwrap();
+    let number = |value: &Value| value.as_f64().unwrap();
+    let csv = printed(&format!("{queue} --output csv"));
+    for (world, kinds) in json["worlds"].as_array().unwrap().iter().zip(["seen", "unseen"]) {
+        let results = world["results"].as_array().unwrap();
+        let of =
+            |policy: usize, seed: usize| number(&results[policy]["runs"][seed]["waiting_gpus"]);
+        let least = |seed| (1..4).map(|policy| of(policy, seed)).fold(f64::INFINITY, f64::min);
+        let best: f64 = (0..2).map(least).sum();
+        let summary = json["summary"].as_array().unwrap().iter();
+        let mut of_kinds = summary.filter(|row| row["kinds"] == kinds);
+        let waiting = of_kinds.find(|row| row["measure"] == "waiting_gpus").unwrap();
+        assert_eq!(waiting["runs"], 2);
+        let ratio = (of(0, 0) + of(0, 1)) / best;
+        assert!(best > 0.0 && (number(&waiting["ratio"]) - ratio).abs() < 1e-3, "{world}");
+        for (place, policy) in ["fragmentation", "fgd", "bestfit", "binpack"].iter().enumerate() {
+            let (kind, is_seen) = (world["kind"].as_str().unwrap(), &world["is_seen"]);
+            let row = format!("{kind},{is_seen},0.8,{policy},2,{},", of(place, 1));
+            assert!(csv.contains(&row), "{row} in {csv}");
+        }
+    }
+}
+
 const BURST_NODES: &str =
     "sn,cpu_milli,memory_mib,gpu,model,gpu_memory_mib\nn,8000,65536,2,H100,81000\n";
 

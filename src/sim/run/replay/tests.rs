@@ -229,7 +229,7 @@ fn waiting_pods_get_room_by_priority_and_then_by_age() {
 struct Order(Vec<String>);
 
 impl Watcher for Order {
-    fn arrive(&mut self, _pod: &TracePod, _is_placed: bool, _cluster: &SimCluster) {}
+    fn arrive(&mut self, _new: NewPod<'_>, _cluster: &SimCluster) {}
 
     fn start(&mut self, pod: &TracePod, _since: u64, _seat: Seat) {
         self.0.push(pod.name.clone());

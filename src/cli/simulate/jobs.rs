@@ -56,6 +56,15 @@ pub struct Trace {
     pub unknown_model_pods: usize,
 }
 
+impl Trace {
+    /// A world of this name that is made from this one of `of` traces. Its pods are drawn when it is played.
+    #[must_use]
+    pub fn world(&self, name: &str, of: usize) -> Self {
+        let label = if of == 1 { name.to_owned() } else { format!("{} {name}", self.label) };
+        Self { label, pods: Vec::new(), unknown_model_pods: 0 }
+    }
+}
+
 /// When pods come, in replays with times.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Times {

@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use cli::simulate::charts::{Album, load_charts};
 use cli::simulate::flags::{RunArgs, TraceArgs};
-use cli::simulate::jobs::{Experiment, Trace};
+use cli::simulate::jobs::Experiment;
 use cli::simulate::simulate_command::{Output, policy_of, print};
 use sim::run::policy::SimPolicy;
 use sim::trace::workload::WorkloadError;
@@ -96,20 +96,15 @@ fn stress(mut experiment: Experiment, worlds: &[StressWorld]) -> Result<(StressR
     let (mut made, mut left_out) = (Vec::new(), Vec::new());
     for source in &sources {
         for world in worlds {
-            let label = match sources.len() {
-                1 => world.name.to_owned(),
-                _ => format!("{} {}", source.label, world.name),
-            };
+            let trace = source.world(world.name, sources.len());
             match world.workload(&experiment.nodes, &source.pods, first_seed) {
-                Err(StressError::Workload(WorkloadError::NoDemand { .. })) => left_out.push(label),
+                Err(StressError::Workload(WorkloadError::NoDemand { .. })) => {
+                    left_out.push(trace.label);
+                }
                 Err(error) => return Err(error.into()),
                 Ok(_) => {
                     made.push((source, world));
-                    experiment.traces.push(Trace {
-                        label,
-                        pods: Vec::new(),
-                        unknown_model_pods: 0,
-                    });
+                    experiment.traces.push(trace);
                 }
             }
         }

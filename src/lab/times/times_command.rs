@@ -7,7 +7,7 @@ use anyhow::Result;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use cli::simulate::flags::{RunArgs, TraceArgs};
-use cli::simulate::jobs::{Experiment, Trace};
+use cli::simulate::jobs::Experiment;
 use cli::simulate::simulate_command::{Output, policy_of, print, time};
 use sim::run::policy::SimPolicy;
 use sim::run::replay::Overflow;
@@ -105,23 +105,20 @@ fn times(mut experiment: Experiment, args: &TimesWorldsArgs) -> Result<TimesRepo
     let (mut made, mut heads, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
     for source in &sources {
         for kind in kinds {
-            let label = match sources.len() {
-                1 => kind.name.to_owned(),
-                _ => format!("{} {}", source.label, kind.name),
-            };
             for load in &args.loads {
+                let trace = source.world(kind.name, sources.len());
                 let scale = TimesScale { nodes: args.fleet.get(), load: *load };
                 match kind.workload(&experiment.nodes, &source.pods, scale, first_seed) {
                     Err(WorkloadError::NoDemand { .. }) => {
-                        left_out.push(label.clone());
+                        left_out.push(trace.label);
                         break;
                     }
                     Err(error) => return Err(error.into()),
                     Ok(_) => made.push((source, kind, scale)),
                 }
-                heads.push(WorldHead { kind: label.clone(), is_seen: kind.is_seen, load: *load });
-                let (label, pods) = (label.clone(), Vec::new());
-                experiment.traces.push(Trace { label, pods, unknown_model_pods: 0 });
+                let label = trace.label.clone();
+                heads.push(WorldHead { kind: label, is_seen: kind.is_seen, load: *load });
+                experiment.traces.push(trace);
             }
         }
     }

@@ -14,6 +14,7 @@ use criterion::{BatchSize, Criterion};
 use engine::ledger::change::facts::{MoveFact, PodFact};
 use engine::ledger::change::reports::NodeReport;
 use engine::ledger::nodes::state::Ledger;
+use engine::waste::request_mix::{EarlierPod, RequestType, Stage};
 use runs::SIZES;
 use wire::ids::{NodeName, PoolName};
 use wire::units::Timestamp;
@@ -55,12 +56,14 @@ fn rebuild(facts: &Facts) -> Ledger {
     for fact in &facts.pods {
         ledger.see_pod(fact, Timestamp::START);
     }
-    let requests = facts.pods.iter().map(|fact| {
-        let kind =
-            engine::waste::request_mix::RequestType::new(fact.request.as_deref(), fact.host.cpu);
-        (fact.pod.uid.clone(), kind, fact.host.memory)
+    let pods = (1..).zip(&facts.pods).map(|(second, fact)| EarlierPod {
+        uid: fact.pod.uid.clone(),
+        kind: RequestType::new(fact.request.as_deref(), fact.host.cpu),
+        memory: fact.host.memory,
+        created_unix_seconds: second,
+        stage: Stage::Runs,
     });
-    ledger.recall(requests);
+    ledger.recall(&pods.collect::<Vec<_>>());
     ledger.set_listed(Timestamp::START);
     for (name, report) in &facts.nodes {
         ledger.report(name.as_str(), report, Timestamp::START).expect("a hello is accepted");

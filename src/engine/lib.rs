@@ -34,6 +34,7 @@ pub mod model {
 #[deny(missing_docs)] // others read it
 pub mod waste {
     pub(crate) mod numbers;
+    pub(crate) mod turnover;
     pub mod supply;
     pub mod weights;
     pub(crate) mod demand;

@@ -40,7 +40,7 @@ impl CompiledMix {
         let typical = mix.typical().iter().map(|(kind, tally)| (kind, tally.pods));
         Self {
             typical: MixRows::of(typical, classes),
-            expected_waste: ExpectedWaste::new(&mix.types, classes, node_shapes, weights),
+            expected_waste: ExpectedWaste::new(mix, classes, node_shapes, weights),
             potentials: Arc::default(),
         }
     }

@@ -13,7 +13,7 @@ use crate::model::request::{Amount, GpuRequest};
 use crate::waste::demand::{WeightedRequest, WholeNodePrior};
 use crate::waste::mix_rows::MixRows;
 use crate::waste::numbers::{fixed, float, gpus};
-use crate::waste::request_mix::{RequestType, Tally};
+use crate::waste::request_mix::{Mix, RequestType, Tally};
 use crate::waste::residual::Residuals;
 use crate::waste::scarcity::{Scarcity, ScarcityPrices};
 use crate::waste::supply::{NodeShapes, Supply};
@@ -40,6 +40,8 @@ pub(crate) struct ExpectedWaste {
     pressure: Pressure,
     /// Waste of opening an empty GPU, in GPUs.
     opening: f64,
+    /// What free GPUs are worth that are together on one node, in GPUs for one alone.
+    together: f64,
     weights: WasteWeights,
 }
 
@@ -82,13 +84,14 @@ struct Pressure {
 }
 
 impl ExpectedWaste {
-    /// The expected waste for `types`. `None` if they request no GPU, or if no GPU can be shared.
+    /// The expected waste for `mix`. `None` if it requests no GPU, or if no GPU can be shared.
     pub(crate) fn new(
-        types: &[(RequestType, Tally)],
+        mix: &Mix,
         classes: &DeviceClasses,
         node_shapes: &NodeShapes,
         weights: &WasteWeights,
     ) -> Option<Self> {
+        let types = &mix.types[..];
         let kinds: Vec<WeightedRequest<'_>> = types
             .iter()
             .map(|(kind, tally)| weighted_request(kind, *tally, classes, node_shapes))
@@ -107,6 +110,8 @@ impl ExpectedWaste {
             .collect();
         let whole_node = whole_node(node_shapes);
         let requests: f64 = kinds.iter().map(|kind| kind.weight).sum();
+        let turnover = weights.turnover * float(mix.turnover) / 1e6;
+        let pieces = weights.pieces * (1.0 - turnover);
         let prior = WholeNodePrior::after(requests, weights.whole_nodes);
         let several = several.into_iter().map(|(kind, part)| (kind, prior.known(part)));
         let added = whole_node.as_ref().map(|kind| (kind, prior.added()));
@@ -117,7 +122,8 @@ impl ExpectedWaste {
             several_part: float(several.total) / 1e6,
             requests_of_several: several,
             scarcity: Scarcity::new(&kinds, demand, classes, node_shapes, prior, weights),
-            pressure: Pressure::new(&kinds, demand, node_shapes, weights.pieces),
+            pressure: Pressure::new(&kinds, demand, node_shapes, pieces),
+            together: weights.together * turnover,
             opening: opening(requests, node_shapes, weights.opening),
             weights: WasteWeights {
                 residuals: weights.residuals * requests / (requests + weights.doubt),
@@ -139,11 +145,14 @@ impl ExpectedWaste {
         waste.map_or(0.0, |waste| self.weights.residuals * waste - kept)
     }
 
-    /// Expected waste for lack of CPU or host memory beside `free` millionths of GPUs.
+    /// Expected waste beside `free` millionths of GPUs: for lack of CPU or host memory, less what it is
+    /// worth that those which these can serve are on one node.
     pub(crate) fn host(&self, free: u64, host: HostAmount) -> f64 {
         let cpu = float(host.cpu.milli());
-        let unserved = self.unserved(float(free) / 1e6, cpu, float(host.memory.mib()));
-        self.weights.host * unserved + self.pressure.waste(cpu)
+        let free = float(free) / 1e6;
+        let unserved = self.unserved(free, cpu, float(host.memory.mib()));
+        let served = free - unserved;
+        self.weights.host * unserved + self.pressure.waste(cpu) - self.together * served * served
     }
 
     /// Room that requests of several devices cannot use, weighted by their part of the demand.

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::model::request::GpuRequest;
+use crate::waste::turnover::{ONE, Turnover};
 use wire::ids::PodUid;
 use wire::units::{MemMib, MilliCpu};
 
@@ -21,6 +22,9 @@ const LOOK_EVERY: u64 = 64;
 
 /// Two mixes differ if this part of the requests is of other types, in percent.
 const DIFFERENT_PERCENT: u128 = 6;
+
+/// Two mixes also differ if their turnover does by this much, in millionths.
+const OTHER_TURNOVER: u64 = ONE / 20;
 
 /// What counts as one type of request: everything that decides where it fits.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -65,6 +69,8 @@ impl Tally {
 pub struct Mix {
     pub(crate) types: Vec<(RequestType, Tally)>,
     typical: usize,
+    /// Which part of the pods that come is matched by pods that end, in millionths.
+    pub(crate) turnover: u64,
 }
 
 impl Mix {
@@ -79,12 +85,22 @@ impl Mix {
             covered * 100 >= total * COVERED_PERCENT
         });
         let typical = enough.map_or(0, |last| last + 1);
-        Self { types, typical }
+        Self { types, typical, turnover: 0 }
     }
 
-    /// Whether 6 % of the requests are of other types than in `other`, so that it pays to compute
-    /// all nodes again. A window of thousands moves by half as much by chance.
+    /// The same where pods end, too.
+    #[must_use]
+    pub fn with_turnover(self, turnover: u64) -> Self {
+        Self { turnover, ..self }
+    }
+
+    /// Whether 6 % of the requests are of other types than in `other`, or the turnover is another one, so
+    /// that it pays to compute all nodes again. A window of thousands moves by half as much by chance.
     pub fn differs(&self, other: &Self) -> bool {
+        self.turnover.abs_diff(other.turnover) > OTHER_TURNOVER || self.has_other_types(other)
+    }
+
+    fn has_other_types(&self, other: &Self) -> bool {
         let (ours, theirs) = (self.pods().max(1), other.pods().max(1));
         let mut pods: BTreeMap<&RequestType, (u64, u64)> = BTreeMap::new();
         for (kind, tally) in &self.types {
@@ -116,8 +132,44 @@ pub struct MixWindow {
     seen: BTreeMap<PodUid, (RequestType, MemMib)>,
     counts: BTreeMap<RequestType, Tally>,
     arrivals: u64,
-    /// How many had come when the mix in use was made; `None` if it was not made of this window.
-    used: Option<u64>,
+    turnover: Turnover,
+    /// When the mix in use was made; `None` if it was not made of this window.
+    used: Option<MixMoment>,
+}
+
+/// When a mix was made of a window.
+#[derive(Clone, Copy, Debug)]
+pub struct MixMoment {
+    /// How many pods had come.
+    arrivals: u64,
+    /// The turnover, in millionths.
+    pub turnover: u64,
+}
+
+/// A pod that came before the process started.
+#[derive(Clone, Debug)]
+pub struct EarlierPod {
+    /// The pod.
+    pub uid: PodUid,
+    /// What it requests.
+    pub kind: RequestType,
+    /// Host memory that it requests.
+    pub memory: MemMib,
+    /// When it was created, in seconds since 1970; zero if unknown.
+    pub created_unix_seconds: i64,
+    /// What has become of it.
+    pub stage: Stage,
+}
+
+/// What has become of a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// It has no node yet.
+    Waits,
+    /// It has one.
+    Runs,
+    /// All its containers have stopped.
+    Ended,
 }
 
 impl MixWindow {
@@ -133,6 +185,9 @@ impl MixWindow {
             return false;
         }
         self.counts.entry(kind.clone()).or_default().count(memory);
+        if kind.gpu.is_some() {
+            self.turnover.come();
+        }
         self.seen.insert(uid.clone(), (kind, memory));
         self.order.push_back(uid);
         if self.order.len() > WINDOW
@@ -147,22 +202,41 @@ impl MixWindow {
         is_due && self.can_differ()
     }
 
+    /// Notes that a pod with a GPU has ended that ran.
+    pub fn end(&mut self) {
+        self.turnover.end();
+    }
+
+    /// Notes the pods that came before the process started, oldest first.
+    pub fn recall(&mut self, pods: &[EarlierPod]) {
+        for pod in pods {
+            self.observe(pod.uid.clone(), pod.kind.clone(), pod.memory);
+            if pod.stage == Stage::Ended {
+                self.turnover.end();
+            }
+        }
+        let running = pods.iter().filter(|pod| pod.stage == Stage::Runs);
+        self.turnover.recall(running.map(|pod| pod.created_unix_seconds));
+    }
+
     /// Whether a mix made now can differ from that in use: each new pod makes one pod of the window another
     /// one at most.
     fn can_differ(&self) -> bool {
         let Some(used) = self.used else { return true };
-        let new = u128::from(self.arrivals.saturating_sub(used));
+        let new = u128::from(self.arrivals.saturating_sub(used.arrivals));
         let all = u128::try_from(self.order.len()).unwrap_or(u128::MAX);
+        let turnover = self.turnover.millionths();
         new * 100 > DIFFERENT_PERCENT.saturating_mul(all)
+            || turnover.abs_diff(used.turnover) > OTHER_TURNOVER
     }
 
-    /// How many pods have come.
-    pub fn arrivals(&self) -> u64 {
-        self.arrivals
+    /// What a mix is made of that is made now.
+    pub fn moment(&self) -> MixMoment {
+        MixMoment { arrivals: self.arrivals, turnover: self.turnover.millionths() }
     }
 
-    /// Notes that the mix is used that was made when this number of pods had come; `None`: another one.
-    pub fn uses(&mut self, made_at: Option<u64>) {
+    /// Notes that the mix is used that was made then; `None`: one that is not of this window.
+    pub fn uses(&mut self, made_at: Option<MixMoment>) {
         self.used = made_at;
     }
 
@@ -173,7 +247,7 @@ impl MixWindow {
 
     /// The mix of the pods in the window.
     pub fn mix(&self) -> Mix {
-        Mix::of(&self.counts)
+        Mix::of(&self.counts).with_turnover(self.turnover.millionths())
     }
 
     fn drop_pod(&mut self, uid: &PodUid) {
@@ -267,14 +341,14 @@ mod tests {
             for (i, size) in (0_u64..).zip(sizes) {
                 let uid = PodUid::new(format!("{i}"));
                 let is_due = window.observe(uid, kind(size), MemMib::ZERO);
-                let is_looked_at = window.arrivals().is_multiple_of(LOOK_EVERY);
+                let is_looked_at = window.arrivals.is_multiple_of(LOOK_EVERY);
                 if is_due || is_looked_at {
                     let mix = window.mix();
                     let differs = mix.differs(&used);
-                    prop_assert!(is_due || !differs, "after {} pods", window.arrivals());
+                    prop_assert!(is_due || !differs, "after {} pods", window.arrivals);
                     if is_due && differs {
                         used = mix;
-                        window.uses(Some(window.arrivals()));
+                        window.uses(Some(window.moment()));
                     }
                 }
             }

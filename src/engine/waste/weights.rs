@@ -18,6 +18,10 @@ pub struct WasteWeights {
     pub host: f64,
     /// Weight of CPU in pieces: `P`.
     pub pieces: f64,
+    /// Weight of free GPUs that are together on one node, where pods end: `C`.
+    pub together: f64,
+    /// Weight of the turnover; without it nothing is believed to end.
+    pub turnover: f64,
     /// Price of room for requests of several devices if they need all that is free of it: `W`.
     pub several: f64,
     /// Price of the last device that makes a node unusable for the largest requests, if others are
@@ -42,12 +46,14 @@ impl Default for WasteWeights {
             price_rounds: 200,
             host: 2.0,
             pieces: 1.0,
+            together: 0.25,
+            turnover: 1.0,
             several: 20.0,
             kept_nodes: 0.1,
             share: 5.0,
             whole_nodes: 50.0,
             scarce: 10.0,
-            rare_one_in: 2000.0,
+            rare_one_in: 20_000.0,
         }
     }
 }

@@ -25,11 +25,11 @@ use engine::ledger::change::facts::PodFact;
 use engine::ledger::nodes::state::Ledger;
 use engine::model::event::LedgerEvent;
 use engine::model::request::GpuRequest;
-use engine::waste::request_mix::{RequestType, WINDOW};
+use engine::waste::request_mix::{EarlierPod, RequestType, Stage, WINDOW};
 use runtime::clock::Clock;
 use wire::ids::{NodeName, PodUid, PoolName};
 use wire::mutation::{Mutation, mutated};
-use wire::units::{MemMib, Timestamp};
+use wire::units::Timestamp;
 
 /// Most different requests that are shared; clusters have a few hundred.
 const MAX_REQUESTS: usize = 10_000;
@@ -264,8 +264,8 @@ pub struct PodWatch {
     relisted: Option<BTreeSet<PodUid>>,
     /// The requests of the pods, each once: thousands of pods have the same.
     requests: BTreeSet<Arc<GpuRequest>>,
-    /// During the first list: the requests of the pods that were created last, by their creation.
-    recalled: Option<BTreeMap<(i64, PodUid), (RequestType, MemMib)>>,
+    /// During the first list: the pods with a GPU that were created last, by their creation.
+    recalled: Option<BTreeMap<(i64, PodUid), EarlierPod>>,
 }
 
 impl PodWatch {
@@ -311,24 +311,22 @@ impl PodWatch {
     /// Gives the ledger the requests of the pods of the first list. Long-lived pods are frequent
     /// among them; new pods correct that.
     fn recall(&mut self) {
-        let recalled = self.recalled.take().into_iter().flatten();
-        let requests: Vec<_> =
-            recalled.map(|((_, uid), (kind, memory))| (uid, kind, memory)).collect();
-        if !requests.is_empty() {
+        let pods: Vec<EarlierPod> =
+            self.recalled.take().map(|pods| pods.into_values().collect()).unwrap_or_default();
+        if !pods.is_empty() {
             tracing::info!(
-                pods = requests.len(),
+                pods = pods.len(),
                 "the request mix is initialized from the existing pods"
             );
-            self.ledger.recall(requests.into_iter());
+            self.ledger.recall(&pods);
         }
     }
 
     fn see(&mut self, seen: &SeenPod) {
         let request = self.sink.request(seen);
         if let (Some(recalled), Some(request)) = (&mut self.recalled, &request) {
-            let kind = RequestType::new(Some(request), seen.host.cpu);
-            let key = (seen.life.created_unix_seconds, seen.pod.uid.clone());
-            recalled.insert(key, (kind, seen.host.memory));
+            let pod = earlier(seen, request);
+            recalled.insert((pod.created_unix_seconds, pod.uid.clone()), pod);
             if recalled.len() > WINDOW {
                 recalled.pop_first();
             }
@@ -378,6 +376,21 @@ impl PodWatch {
         let events = self.ledger.end_pod(uid, self.clock.now());
         self.sink.pod_ended(uid);
         self.sink.events(events);
+    }
+}
+
+/// A pod of the first list.
+fn earlier(seen: &SeenPod, request: &GpuRequest) -> EarlierPod {
+    EarlierPod {
+        uid: seen.pod.uid.clone(),
+        kind: RequestType::new(Some(request), seen.host.cpu),
+        memory: seen.host.memory,
+        created_unix_seconds: seen.life.created_unix_seconds,
+        stage: match (&seen.node, seen.life.is_terminal) {
+            (_, true) => Stage::Ended,
+            (Some(_), false) => Stage::Runs,
+            (None, false) => Stage::Waits,
+        },
     }
 }
 
@@ -438,6 +451,12 @@ mod tests {
     use parking_lot::Mutex;
     use serde_json::json;
 
+    use engine::ledger::ledger_fixture::{bound, hello, ledger, share_request};
+    use engine::ledger::query::queries::PlacementRequest;
+    use engine::model::policy::Policy;
+    use engine::scoring::strategy::Strategy;
+    use wire::units::{HostAmount, MemMib, MilliCpu};
+
     use super::*;
 
     /// What was called and seen, in order.
@@ -483,6 +502,97 @@ mod tests {
             if is_failure {
                 self.0.lock().push("failure");
             }
+        }
+    }
+
+    /// Pods are named like the device that they have; on the node `small` they have a hundredth of it.
+    struct Placing;
+
+    impl Sink for Placing {
+        fn events(&self, _events: Vec<LedgerEvent>) {}
+        fn request(&self, pod: &SeenPod) -> Option<GpuRequest> {
+            pod.request.clone().expect("a legal request")
+        }
+        fn fact(&self, pod: &SeenPod, _request: Option<Arc<GpuRequest>>) -> PodFact {
+            let node = pod.node.as_ref().expect("all are bound").as_str();
+            let share = if node == "small" { 10_000 } else { 1_000_000 };
+            let fact = bound(pod.pod.uid.as_str(), node, &pod.name, share);
+            PodFact { is_terminal: pod.life.is_terminal, ..fact }
+        }
+        fn pod(&self, _pod: &SeenPod) {}
+        fn start_failed(&self, _pod: &SeenPod, _failure: &StartFailure) {}
+        fn pod_ended(&self, _uid: &PodUid) {}
+        fn watched(&self, _resource: &'static str, _is_failure: bool) {}
+    }
+
+    fn seen(uid: &str, node: &str, device: &str, created: &str) -> WatchEvent<SeenPod> {
+        let pod = json!({
+            "metadata": {"uid": uid, "namespace": "n", "name": device, "creationTimestamp": created,
+                "annotations": {"gpu-fraction": "1"}},
+            "spec": {"nodeName": node, "containers": [{"name": "main"}]},
+        });
+        WatchEvent::Seen(SeenPod::from_json(&pod.to_string()).expect("a pod"))
+    }
+
+    /// Three of four GPUs are free on the node `m`, two on `n`. Returns the watch after its first list, with
+    /// pods created at these hours of a day.
+    fn listed(hours: [u32; 4]) -> PodWatch {
+        let ledger = ledger("A B C D");
+        let host = HostAmount { cpu: MilliCpu::new(64_000), memory: MemMib::new(64_000) };
+        for (node, devices) in [("m", Some("E F G H")), ("n", None), ("small", Some("S"))] {
+            ledger.see_node(&NodeName::new(node), host, PoolName::new(""));
+            if let Some(devices) = devices {
+                ledger.report(node, &hello(node, 1, devices), Timestamp::START).unwrap();
+            }
+        }
+        let mut watch = PodWatch::new(Arc::new(ledger), Arc::new(Placing), Clock::start());
+        watch.take(WatchEvent::ListBegins);
+        let pods = [("n", "A"), ("n", "B"), ("m", "E"), ("small", "S")];
+        for ((node, device), hour) in pods.into_iter().zip(hours) {
+            watch.take(seen(device, node, device, &format!("2026-11-29T{hour:02}:00:00Z")));
+        }
+        assert!(watch.take(WatchEvent::ListEnds));
+        watch
+    }
+
+    /// Where a pod for a GPU goes.
+    fn best(watch: &PodWatch) -> String {
+        let request = PlacementRequest {
+            strategy: Strategy::Policy(Policy::Fragmentation),
+            ..share_request(1_000_000)
+        };
+        watch.ledger.best(&request).expect("two nodes fit").0.to_string()
+    }
+
+    #[test]
+    fn where_running_pods_tell_that_others_have_ended_free_gpus_are_kept_together() {
+        assert_eq!(
+            best(&listed([1, 2, 3, 4])),
+            "m",
+            "one an hour: nothing has ended, and all are equal"
+        );
+        assert_eq!(best(&listed([1, 22, 23, 23])), "n", "most came in the last hour");
+    }
+
+    #[test]
+    fn where_pods_end_free_gpus_are_kept_together() {
+        for event in ["deleted", "ended", "none"] {
+            let mut watch = listed([1, 2, 3, 4]);
+            for at in 0..64 {
+                let uid = PodUid::new(format!("p{at}"));
+                watch.ledger.learn(uid.clone(), &share_request(10_000));
+                let mut pod = seen(uid.as_str(), "small", "S", "2026-11-29T04:00:00Z");
+                let WatchEvent::Seen(seen) = &mut pod else { unreachable!() };
+                let mut ended = seen.clone();
+                ended.life.is_terminal = true;
+                watch.take(pod);
+                match event {
+                    "deleted" => drop(watch.take(WatchEvent::Deleted(ended))),
+                    "ended" => drop(watch.take(WatchEvent::Seen(ended))),
+                    _ => {}
+                }
+            }
+            assert_eq!(best(&watch), if event == "none" { "m" } else { "n" }, "{event}");
         }
     }
 

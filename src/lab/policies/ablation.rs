@@ -5,7 +5,7 @@ use engine::waste::weights::WasteWeights;
 use sim::run::policy::SimPolicy;
 
 /// The policy without each term, in the order of the documentation.
-pub(crate) fn ablations() -> [SimPolicy; 12] {
+pub(crate) fn ablations() -> [SimPolicy; 14] {
     let all = WasteWeights::default();
     [
         ("without-residuals", WasteWeights { residuals: 0.0, ..all }),
@@ -14,6 +14,8 @@ pub(crate) fn ablations() -> [SimPolicy; 12] {
         ("without-opening", WasteWeights { opening: 0.0, ..all }),
         ("without-host", WasteWeights { host: 0.0, ..all }),
         ("without-pieces", WasteWeights { pieces: 0.0, ..all }),
+        ("without-together", WasteWeights { together: 0.0, ..all }),
+        ("without-turnover", WasteWeights { turnover: 0.0, ..all }),
         ("without-several", WasteWeights { several: 0.0, kept_nodes: 0.0, ..all }),
         ("without-kept-nodes", WasteWeights { kept_nodes: 0.0, ..all }),
         ("without-share", WasteWeights { share: 0.0, ..all }),

@@ -18,10 +18,10 @@ use crate::model::reservation::{
     BorrowedMemory, Departure, OtherPod, Placement, PodRef, Reservation, ReservationState, Tenure,
 };
 use crate::scoring::guests;
-use crate::waste::request_mix::{Mix, RequestType};
+use crate::waste::request_mix::{EarlierPod, Mix, RequestType};
 use wire::ids::{NodeName, PodUid, PoolName};
 use wire::mutation::{Mutation, mutated};
-use wire::units::{HostAmount, MemMib, Timestamp};
+use wire::units::{HostAmount, Timestamp};
 
 /// Types of requests of which the mix is made within a fraction of a millisecond.
 const FEW_TYPES: usize = 256;
@@ -234,8 +234,9 @@ impl Ledger {
         let mut events = self.let_go(uid);
         let Entry::Occupied(held) = entry else { return events };
         let at = *held.get();
-        let mut is_gone = false;
+        let (mut is_gone, mut has_run) = (false, false);
         events.extend(self.change_node(at, |node_state| {
+            has_run = runs(node_state.reservation(uid));
             node_state.drain(uid, now);
             self.teams.see(uid, node_state);
             is_gone = !node_state.has_pod(uid);
@@ -244,6 +245,11 @@ impl Ledger {
             self.teams.forget(uid);
             held.remove();
             self.recycle(at);
+        } else {
+            drop(held); // the window is never locked under it
+        }
+        if has_run {
+            self.window.lock().end();
         }
         events
     }
@@ -330,13 +336,11 @@ impl Ledger {
         is_due && is_large
     }
 
-    /// Learns from the requests of pods that came before the process started, oldest first.
-    pub fn recall(&self, requests: impl Iterator<Item = (PodUid, RequestType, MemMib)>) {
+    /// Learns from the pods that came before the process started, oldest first.
+    pub fn recall(&self, pods: &[EarlierPod]) {
         self.make_mix(|window| {
-            for (uid, kind, memory) in requests {
-                window.observe(uid, kind, memory);
-            }
-            let made_at = window.arrivals();
+            window.recall(pods);
+            let made_at = window.moment();
             window.uses(Some(made_at));
             window.mix()
         });
@@ -493,6 +497,12 @@ fn is_same_home(written: &Placement, held: &Placement) -> bool {
 /// Whether the pod runs on devices of its reservation, despite later edits of its annotations.
 fn keeps_devices(held: Option<&Reservation>) -> bool {
     held.is_some_and(|held| !held.placement.devices.is_empty()) && !is_assumed(held)
+}
+
+/// Whether the pod of this reservation runs on a GPU, as far as the API server has shown.
+fn runs(held: Option<&Reservation>) -> bool {
+    let is_draining = |held: &Reservation| matches!(held.state, ReservationState::Draining { .. });
+    keeps_devices(held) && !held.is_some_and(is_draining)
 }
 
 /// Whether the pod shows that the Binding of this reservation arrived: it has the placement, or a

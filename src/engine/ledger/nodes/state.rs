@@ -293,9 +293,9 @@ impl Ledger {
         let turn = self.mixing.lock();
         let (counts, made_at) = {
             let window = self.window.lock();
-            (window.counts().clone(), window.arrivals())
+            (window.counts().clone(), window.moment())
         };
-        let mix = Mix::of(&counts);
+        let mix = Mix::of(&counts).with_turnover(made_at.turnover);
         let used = Arc::clone(self.cluster().mix());
         if mix.differs(&used) {
             self.window.lock().uses(Some(made_at));

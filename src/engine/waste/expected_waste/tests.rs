@@ -6,6 +6,7 @@ use crate::scoring::context::{KeptNodeWaste, ScoringContext, Taken};
 use crate::scoring::{node_fixture, node_waste};
 use crate::waste::compiled_mix::CompiledMix;
 use crate::waste::scarcity::WasteChange;
+use wire::units::MemMib;
 
 fn expected_waste(node: &str, mix: &str) -> ExpectedWaste {
     let (node, classes) = node_fixture::node(node);
@@ -137,6 +138,41 @@ fn scarce_cpu_leaves_small_unusable_pieces() {
     assert!(apart.waste(two) + apart.waste(two) < apart.waste(one));
     close(pressure(2.0).waste(0.0), 0.0);
     assert!(pressure(2.0).waste(1e12).is_finite(), "more cores than the table has");
+}
+
+/// Of a node of four GPUs in a cluster with this turnover.
+fn in_time(mix: &str, turnover: u64) -> ExpectedWaste {
+    let (node, classes) = node_fixture::node("A:1000/1000 B:1000/1000 C:1000/1000 D:1000/1000");
+    let mut node_shapes = NodeShapes::default();
+    node_shapes.count(&node);
+    let mix = node_fixture::mix(mix).with_turnover(turnover);
+    CompiledMix::of(&mix, &classes, &node_shapes).expected_waste.unwrap()
+}
+
+#[test]
+fn where_pods_end_free_gpus_are_worth_more_together() {
+    let host = |cpu| HostAmount { cpu: MilliCpu::new(cpu), memory: MemMib::new(1_000_000) };
+    for (turnover, gpus, cpu, waste) in [
+        (0, 4, 32_000, 0.0),
+        (1_000_000, 4, 32_000, -4.0),
+        (1_000_000, 2, 32_000, -1.0),
+        (500_000, 2, 32_000, -0.5),
+        (1_000_000, 0, 32_000, 0.0),
+        // half of them lack CPU: they are wasted twice, as `J` has it, and only the others are together
+        (1_000_000, 4, 16_000, 4.0 - 1.0),
+    ] {
+        let mut expected_waste = in_time("9 whole cpu=8000", turnover);
+        expected_waste.pressure.weight = 0.0;
+        close(expected_waste.host(gpus * 1_000_000, host(cpu)), waste);
+    }
+}
+
+#[test]
+fn where_pods_end_cpu_in_pieces_does_not_matter() {
+    let weight = |turnover| in_time("9 whole cpu=0; 9 cpu=64000", turnover).pressure.weight;
+    close(weight(1_000_000), 0.0);
+    close(weight(500_000), weight(0) / 2.0);
+    assert!(weight(0) > 0.0, "CPU is short");
 }
 
 #[test]

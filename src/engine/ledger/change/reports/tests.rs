@@ -10,7 +10,7 @@ use crate::ledger::ledger_fixture::{
 use crate::model::policy::Policy;
 use crate::model::rejection::Rejection;
 use crate::scoring::strategy::Strategy;
-use crate::waste::request_mix::RequestType;
+use crate::waste::request_mix::{EarlierPod, RequestType, Stage};
 use wire::device::{Device, DeviceIndex, DeviceKind, Health};
 use wire::ids::{MAX_CLASSES_PER_NODE, ModelName};
 use wire::units::MemMib;
@@ -399,7 +399,13 @@ fn models_that_come_and_go_are_forgotten_and_answers_stay_right() {
     query.strategy = Strategy::Policy(Policy::Fragmentation);
     let learn = |ledger: &Ledger| {
         let kind = RequestType::new(query.gpu.as_ref(), query.host.cpu);
-        ledger.recall(std::iter::once((uid("p"), kind, MemMib::ZERO)));
+        ledger.recall(&[EarlierPod {
+            uid: uid("p"),
+            kind,
+            memory: MemMib::ZERO,
+            created_unix_seconds: 0,
+            stage: Stage::Waits,
+        }]);
     };
     learn(&ledger);
     let check = |why: &dyn std::fmt::Debug| {

@@ -246,6 +246,30 @@ fn late_events_do_not_allocate_an_ended_pod_again() {
 }
 
 #[test]
+fn the_end_of_a_pod_that_ran_counts_once_in_the_turnover() {
+    let ledger = ledger("A");
+    let percent = || ledger.window.lock().moment().turnover / 10_000;
+    (0..8).for_each(|at| ledger.learn(uid(&format!("{at}")), &share_request(1_000)));
+    reserve(&ledger, "held", 1_000).unwrap();
+    ledger.end_pod(&uid("held"), seconds(0));
+    ledger.end_pod(&uid("waiting"), seconds(0));
+    let fact = bound("beside", "n", "A", 0);
+    let beside = PodFact { wants_gpu: false, request: None, placement: None, ..fact };
+    ledger.see_pod(&beside, seconds(0));
+    ledger.end_pod(&uid("beside"), seconds(0));
+    assert_eq!(percent(), 0, "none of them had a GPU");
+    let fact = bound("p", "n", "A", 400_000);
+    ledger.see_pod(&fact, seconds(0));
+    ledger.see_pod(&PodFact { is_terminal: true, ..fact.clone() }, seconds(1));
+    assert_eq!(percent(), 12);
+    ledger.end_pod(&uid("p"), seconds(2)); // its deletion
+    ledger.see_pod(&fact, seconds(3));
+    ledger.tick(seconds(60)); // it has drained
+    ledger.end_pod(&uid("p"), seconds(61));
+    assert_eq!(percent(), 12);
+}
+
+#[test]
 fn room_of_an_ended_pod_appears_when_its_drain_has_lasted_long_enough() {
     let ledger = ledger("A");
     ledger.see_pod(&bound("p", "n", "A", 400_000), seconds(0));

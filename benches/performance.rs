@@ -130,6 +130,7 @@ fn table(rows: &[Row], sizes: &[usize]) -> String {
 
 fn chart(curves: Vec<Curve>, folder: &Path) {
     let chart = Chart {
+        rows: Vec::new(),
         title: "Cost against the number of nodes (8 GPUs each, half full)".to_owned(),
         x_label: "nodes".to_owned(),
         y_label: "median, microseconds".to_owned(),

@@ -17,7 +17,7 @@ use engine::ledger::nodes::state::Ledger;
 use engine::waste::request_mix::{EarlierPod, RequestType, Stage};
 use runs::SIZES;
 use wire::ids::{NodeName, PoolName};
-use wire::units::Timestamp;
+use wire::units::{Share, Timestamp};
 
 /// What the API server and the agents say of a cluster.
 struct Facts {
@@ -61,6 +61,7 @@ fn rebuild(facts: &Facts) -> Ledger {
         kind: RequestType::new(fact.request.as_deref(), fact.host.cpu),
         memory: fact.host.memory,
         created_unix_seconds: second,
+        share: Share::WHOLE,
         stage: Stage::Runs,
     });
     ledger.recall(&pods.collect::<Vec<_>>());

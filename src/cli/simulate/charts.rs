@@ -41,6 +41,13 @@ struct JsonChart<'c> {
 }
 
 impl Album {
+    /// The same with a page in front that has one picture.
+    #[must_use]
+    pub fn with_front(mut self, trace: &str, what: &'static str, chart: Chart) -> Self {
+        self.0.insert(0, Page { trace: trace.to_owned(), pictures: vec![(what, vec![chart])] });
+        self
+    }
+
     /// The charts of all traces.
     pub fn new(pages: impl Iterator<Item = Page>) -> Self {
         Self(pages.collect())
@@ -65,6 +72,14 @@ impl Album {
         let path = folder.join("charts.json");
         let text = serde_json::to_string(&listed).expect("numbers and names are valid JSON");
         fs::write(&path, text + "\n").map_err(|source| ChartError::Write { path, source })
+    }
+}
+
+impl Page {
+    /// The same under another name.
+    #[must_use]
+    pub fn named(self, trace: String) -> Self {
+        Self { trace, ..self }
     }
 }
 
@@ -132,7 +147,7 @@ fn sampled_by_load(results: &Results<Run>, value: fn(&Sample) -> Share) -> Vec<C
 }
 
 /// Allocation, waiting demand, fragmentation and packing efficiency over time, and stranded share.
-pub(crate) fn time_charts(results: &Results<TimedRun>, overflow: Overflow) -> Page {
+pub fn time_charts(results: &Results<TimedRun>, overflow: Overflow) -> Page {
     let runs = results.by_policy.iter().flat_map(|(_, runs)| runs);
     let unit = runs.map(|timed| timed.run.unit.name()).next().unwrap_or_default();
     let x_label = format!("time since measuring began ({unit})");
@@ -153,10 +168,16 @@ pub(crate) fn time_charts(results: &Results<TimedRun>, overflow: Overflow) -> Pa
         ),
         over_time("Packing efficiency: fullness of occupied GPUs", "mean (%)", |m| m.efficiency),
     ];
+    let room = over_time(
+        "Room for the largest pods: free on nodes where one fits",
+        "GPUs (% of all)",
+        |m| m.room_for_largest,
+    );
     let stranded = stranded("at the end", results, |run| &run.stranded);
     let pictures = vec![
         ("allocation", allocations),
         ("fragmentation", fragmentation),
+        ("room", vec![room]),
         ("stranded", vec![stranded]),
     ];
     Page { trace: results.trace.clone(), pictures }
@@ -165,7 +186,7 @@ pub(crate) fn time_charts(results: &Results<TimedRun>, overflow: Overflow) -> Pa
 /// A panel with its title, x and y label.
 fn chart([title, x_label, y_label]: [&str; 3], curves: Vec<Curve>) -> Chart {
     let [title, x_label, y_label] = [title, x_label, y_label].map(str::to_owned);
-    Chart { title, x_label, y_label, curves }
+    Chart { title, x_label, y_label, rows: Vec::new(), curves }
 }
 
 /// A curve per policy: the mean over the seeds at each load of any of them. A run stays the same

@@ -29,6 +29,7 @@ struct JsonMoment {
     waiting_demand: f64,
     fragmentation: f64,
     packing_efficiency: f64,
+    room_for_largest: f64,
 }
 
 #[derive(Serialize)]
@@ -137,6 +138,7 @@ fn over_time(runs: &[Timed<TimedRun>]) -> Vec<JsonMoment> {
             waiting_demand: mean_of(|m| m.waiting),
             fragmentation: mean_of(|m| m.fragmentation),
             packing_efficiency: mean_of(|m| m.efficiency),
+            room_for_largest: mean_of(|m| m.room_for_largest),
         }
     });
     moments.collect()

@@ -6,9 +6,9 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::model::request::GpuRequest;
-use crate::waste::turnover::{ONE, Turnover};
+use crate::waste::turnover::ONE;
 use wire::ids::PodUid;
-use wire::units::{MemMib, MilliCpu};
+use wire::units::{MemMib, MilliCpu, Share};
 
 /// Share of all requests that the typical ones cover, in percent (FGD's own default).
 const COVERED_PERCENT: u64 = 95;
@@ -24,7 +24,7 @@ const LOOK_EVERY: u64 = 64;
 const DIFFERENT_PERCENT: u128 = 6;
 
 /// Two mixes also differ if their turnover does by this much, in millionths.
-const OTHER_TURNOVER: u64 = ONE / 20;
+const OTHER_TURNOVER: u64 = ONE / 10;
 
 /// What counts as one type of request: everything that decides where it fits.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -69,7 +69,7 @@ impl Tally {
 pub struct Mix {
     pub(crate) types: Vec<(RequestType, Tally)>,
     typical: usize,
-    /// Which part of the pods that come is matched by pods that end, in millionths.
+    /// Which part of the GPU room that pods take comes back because others end, in millionths.
     pub(crate) turnover: u64,
 }
 
@@ -132,7 +132,6 @@ pub struct MixWindow {
     seen: BTreeMap<PodUid, (RequestType, MemMib)>,
     counts: BTreeMap<RequestType, Tally>,
     arrivals: u64,
-    turnover: Turnover,
     /// When the mix in use was made; `None` if it was not made of this window.
     used: Option<MixMoment>,
 }
@@ -143,7 +142,7 @@ pub struct MixMoment {
     /// How many pods had come.
     arrivals: u64,
     /// The turnover, in millionths.
-    pub turnover: u64,
+    turnover: u64,
 }
 
 /// A pod that came before the process started.
@@ -157,6 +156,8 @@ pub struct EarlierPod {
     pub memory: MemMib,
     /// When it was created, in seconds since 1970; zero if unknown.
     pub created_unix_seconds: i64,
+    /// What it has, or had, of all its GPUs together; nothing while it waits.
+    pub share: Share,
     /// What has become of it.
     pub stage: Stage,
 }
@@ -178,16 +179,13 @@ impl MixWindow {
         self.order.len()
     }
 
-    /// Notes a pod. Returns whether to make the mix again: the pod was new, enough have come since the last
-    /// look, and since the mix in use was made enough that another one can differ.
+    /// Notes a pod. Returns whether to look at the mix: the pod was new, and enough have come since the last
+    /// look.
     pub fn observe(&mut self, uid: PodUid, kind: RequestType, memory: MemMib) -> bool {
         if self.seen.contains_key(&uid) {
             return false;
         }
         self.counts.entry(kind.clone()).or_default().count(memory);
-        if kind.gpu.is_some() {
-            self.turnover.come();
-        }
         self.seen.insert(uid.clone(), (kind, memory));
         self.order.push_back(uid);
         if self.order.len() > WINDOW
@@ -197,42 +195,26 @@ impl MixWindow {
         }
         self.arrivals += 1;
         let is_early = self.arrivals < LOOK_EVERY;
-        let is_due = self.arrivals.is_multiple_of(LOOK_EVERY)
-            || (is_early && self.arrivals.is_power_of_two());
-        is_due && self.can_differ()
+        self.arrivals.is_multiple_of(LOOK_EVERY) || (is_early && self.arrivals.is_power_of_two())
     }
 
-    /// Notes that a pod with a GPU has ended that ran.
-    pub fn end(&mut self) {
-        self.turnover.end();
-    }
-
-    /// Notes the pods that came before the process started, oldest first.
-    pub fn recall(&mut self, pods: &[EarlierPod]) {
-        for pod in pods {
-            self.observe(pod.uid.clone(), pod.kind.clone(), pod.memory);
-            if pod.stage == Stage::Ended {
-                self.turnover.end();
-            }
-        }
-        let running = pods.iter().filter(|pod| pod.stage == Stage::Runs);
-        self.turnover.recall(running.map(|pod| pod.created_unix_seconds));
-    }
-
-    /// Whether a mix made now can differ from that in use: each new pod makes one pod of the window another
-    /// one at most.
-    fn can_differ(&self) -> bool {
+    /// Whether a mix made now, with this turnover, can differ from that in use: each new pod makes one pod
+    /// of the window another one at most.
+    pub fn can_differ(&self, turnover: u64) -> bool {
         let Some(used) = self.used else { return true };
         let new = u128::from(self.arrivals.saturating_sub(used.arrivals));
         let all = u128::try_from(self.order.len()).unwrap_or(u128::MAX);
-        let turnover = self.turnover.millionths();
-        new * 100 > DIFFERENT_PERCENT.saturating_mul(all)
-            || turnover.abs_diff(used.turnover) > OTHER_TURNOVER
+        new * 100 > DIFFERENT_PERCENT.saturating_mul(all) || self.turns_otherwise(turnover)
     }
 
-    /// What a mix is made of that is made now.
-    pub fn moment(&self) -> MixMoment {
-        MixMoment { arrivals: self.arrivals, turnover: self.turnover.millionths() }
+    /// Whether the turnover is another one than when the mix in use was made.
+    pub fn turns_otherwise(&self, turnover: u64) -> bool {
+        self.used.is_some_and(|used| turnover.abs_diff(used.turnover) > OTHER_TURNOVER)
+    }
+
+    /// When a mix is made that is made now, with this turnover.
+    pub fn moment(&self, turnover: u64) -> MixMoment {
+        MixMoment { arrivals: self.arrivals, turnover }
     }
 
     /// Notes that the mix is used that was made then; `None`: one that is not of this window.
@@ -247,7 +229,7 @@ impl MixWindow {
 
     /// The mix of the pods in the window.
     pub fn mix(&self) -> Mix {
-        Mix::of(&self.counts).with_turnover(self.turnover.millionths())
+        Mix::of(&self.counts)
     }
 
     fn drop_pod(&mut self, uid: &PodUid) {
@@ -340,15 +322,15 @@ mod tests {
             let mut used = Mix::default();
             for (i, size) in (0_u64..).zip(sizes) {
                 let uid = PodUid::new(format!("{i}"));
-                let is_due = window.observe(uid, kind(size), MemMib::ZERO);
-                let is_looked_at = window.arrivals.is_multiple_of(LOOK_EVERY);
-                if is_due || is_looked_at {
-                    let mix = window.mix();
+                if window.observe(uid, kind(size), MemMib::ZERO) {
+                    let turnover = i / 1_000 * 40_000;
+                    let mix = window.mix().with_turnover(turnover);
+                    let can_differ = window.can_differ(turnover);
                     let differs = mix.differs(&used);
-                    prop_assert!(is_due || !differs, "after {} pods", window.arrivals);
-                    if is_due && differs {
+                    prop_assert!(can_differ || !differs, "after {} pods", window.arrivals);
+                    if differs {
                         used = mix;
-                        window.uses(Some(window.moment()));
+                        window.uses(Some(window.moment(turnover)));
                     }
                 }
             }

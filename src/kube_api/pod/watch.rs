@@ -29,7 +29,7 @@ use engine::waste::request_mix::{EarlierPod, RequestType, Stage, WINDOW};
 use runtime::clock::Clock;
 use wire::ids::{NodeName, PodUid, PoolName};
 use wire::mutation::{Mutation, mutated};
-use wire::units::Timestamp;
+use wire::units::{Share, Timestamp};
 
 /// Most different requests that are shared; clusters have a few hundred.
 const MAX_REQUESTS: usize = 10_000;
@@ -381,11 +381,15 @@ impl PodWatch {
 
 /// A pod of the first list.
 fn earlier(seen: &SeenPod, request: &GpuRequest) -> EarlierPod {
+    let placement = seen.placement.as_ref().ok().and_then(Option::as_ref);
+    let devices = placement.into_iter().flat_map(|placement| &placement.devices);
+    let shares = devices.map(|placed| placed.demand.share.millionths());
     EarlierPod {
         uid: seen.pod.uid.clone(),
         kind: RequestType::new(Some(request), seen.host.cpu),
         memory: seen.host.memory,
         created_unix_seconds: seen.life.created_unix_seconds,
+        share: Share::from_millionths(shares.sum()),
         stage: match (&seen.node, seen.life.is_terminal) {
             (_, true) => Stage::Ended,
             (Some(_), false) => Stage::Runs,
@@ -451,6 +455,7 @@ mod tests {
     use parking_lot::Mutex;
     use serde_json::json;
 
+    use crate::request::placement::encode;
     use engine::ledger::ledger_fixture::{bound, hello, ledger, share_request};
     use engine::ledger::query::queries::PlacementRequest;
     use engine::model::policy::Policy;
@@ -505,7 +510,7 @@ mod tests {
         }
     }
 
-    /// Pods are named like the device that they have; on the node `small` they have a hundredth of it.
+    /// All pods are bound, with what is written on them.
     struct Placing;
 
     impl Sink for Placing {
@@ -514,10 +519,10 @@ mod tests {
             pod.request.clone().expect("a legal request")
         }
         fn fact(&self, pod: &SeenPod, _request: Option<Arc<GpuRequest>>) -> PodFact {
-            let node = pod.node.as_ref().expect("all are bound").as_str();
-            let share = if node == "small" { 10_000 } else { 1_000_000 };
-            let fact = bound(pod.pod.uid.as_str(), node, &pod.name, share);
-            PodFact { is_terminal: pod.life.is_terminal, ..fact }
+            let placement = pod.placement.clone().expect("a legal placement");
+            let fact = bound(pod.pod.uid.as_str(), "n", "A", 1);
+            let (node, is_terminal) = (pod.node.clone(), pod.life.is_terminal);
+            PodFact { node, is_terminal, placement, ..fact }
         }
         fn pod(&self, _pod: &SeenPod) {}
         fn start_failed(&self, _pod: &SeenPod, _failure: &StartFailure) {}
@@ -526,17 +531,20 @@ mod tests {
     }
 
     fn seen(uid: &str, node: &str, device: &str, created: &str) -> WatchEvent<SeenPod> {
+        let placement = bound(uid, node, device, 1_000_000).placement.expect("it is bound");
+        let mut annotations = encode(&placement).expect("a short one");
+        annotations.insert("gpu-fraction".to_owned(), "1".to_owned());
         let pod = json!({
-            "metadata": {"uid": uid, "namespace": "n", "name": device, "creationTimestamp": created,
-                "annotations": {"gpu-fraction": "1"}},
+            "metadata": {"uid": uid, "namespace": "n", "name": uid, "creationTimestamp": created,
+                "annotations": annotations},
             "spec": {"nodeName": node, "containers": [{"name": "main"}]},
         });
         WatchEvent::Seen(SeenPod::from_json(&pod.to_string()).expect("a pod"))
     }
 
     /// Three of four GPUs are free on the node `m`, two on `n`. Returns the watch after its first list, with
-    /// pods created at these hours of a day.
-    fn listed(hours: [u32; 4]) -> PodWatch {
+    /// a hundred pods created at these minutes, most of which share the GPU of `small`.
+    fn listed(minute: fn(u32) -> u32) -> PodWatch {
         let ledger = ledger("A B C D");
         let host = HostAmount { cpu: MilliCpu::new(64_000), memory: MemMib::new(64_000) };
         for (node, devices) in [("m", Some("E F G H")), ("n", None), ("small", Some("S"))] {
@@ -547,9 +555,16 @@ mod tests {
         }
         let mut watch = PodWatch::new(Arc::new(ledger), Arc::new(Placing), Clock::start());
         watch.take(WatchEvent::ListBegins);
-        let pods = [("n", "A"), ("n", "B"), ("m", "E"), ("small", "S")];
-        for ((node, device), hour) in pods.into_iter().zip(hours) {
-            watch.take(seen(device, node, device, &format!("2026-11-29T{hour:02}:00:00Z")));
+        for at in 0..100 {
+            let (node, device) = match at {
+                10 => ("n", "A"),
+                50 => ("n", "B"),
+                90 => ("m", "E"),
+                _ => ("small", "S"),
+            };
+            let (hour, minute) = (minute(at) / 60, minute(at) % 60);
+            let created = format!("2026-11-29T{hour:02}:{minute:02}:00Z");
+            watch.take(seen(&format!("listed-{at:02}"), node, device, &created));
         }
         assert!(watch.take(WatchEvent::ListEnds));
         watch
@@ -566,22 +581,20 @@ mod tests {
 
     #[test]
     fn where_running_pods_tell_that_others_have_ended_free_gpus_are_kept_together() {
-        assert_eq!(
-            best(&listed([1, 2, 3, 4])),
-            "m",
-            "one an hour: nothing has ended, and all are equal"
-        );
-        assert_eq!(best(&listed([1, 22, 23, 23])), "n", "most came in the last hour");
+        assert_eq!(best(&listed(|at| at)), "m", "one a minute: nothing has ended, all are equal");
+        assert_eq!(best(&listed(|at| at * at / 10)), "m", "fewer and fewer");
+        let late = |at| if at < 20 { 20 * at } else { 600 + at };
+        assert_eq!(best(&listed(late)), "n", "most came in the last of many minutes");
     }
 
     #[test]
     fn where_pods_end_free_gpus_are_kept_together() {
         for event in ["deleted", "ended", "none"] {
-            let mut watch = listed([1, 2, 3, 4]);
+            let mut watch = listed(|at| at);
             for at in 0..64 {
                 let uid = PodUid::new(format!("p{at}"));
                 watch.ledger.learn(uid.clone(), &share_request(10_000));
-                let mut pod = seen(uid.as_str(), "small", "S", "2026-11-29T04:00:00Z");
+                let mut pod = seen(uid.as_str(), "m", "E", "2026-11-29T04:00:00Z");
                 let WatchEvent::Seen(seen) = &mut pod else { unreachable!() };
                 let mut ended = seen.clone();
                 ended.life.is_terminal = true;
@@ -592,6 +605,7 @@ mod tests {
                     _ => {}
                 }
             }
+            watch.ledger.tick(Timestamp::START);
             assert_eq!(best(&watch), if event == "none" { "m" } else { "n" }, "{event}");
         }
     }

@@ -2,10 +2,12 @@
 //! best of the others.
 
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use cli::simulate::charts::{Album, time_charts};
 use cli::simulate::flags::{RunArgs, TraceArgs};
 use cli::simulate::jobs::Experiment;
 use cli::simulate::simulate_command::{Output, policy_of, print, time};
@@ -64,6 +66,10 @@ pub struct TimesWorldsArgs {
     #[command(flatten)]
     run: RunArgs,
 
+    /// Also draw the results into SVG files in this folder, with the points as JSON.
+    #[arg(long, value_name = "FOLDER")]
+    charts: Option<PathBuf>,
+
     /// Form of the result on standard output.
     #[arg(long, value_enum, default_value_t = Output::Table)]
     output: Output,
@@ -83,7 +89,11 @@ fn kind() -> impl TypedValueParser<Value = TimesKind> {
 pub fn run(args: &TimesWorldsArgs) -> Result<()> {
     let chosen = if args.policies.is_empty() { &POLICIES } else { &args.policies[..] };
     let experiment = args.trace.experiment(&args.run, chosen.to_vec(), false)?;
-    let report = times(experiment, args)?;
+    let (report, album) = times(experiment, args)?;
+    if let Some(folder) = &args.charts {
+        std::fs::create_dir_all(folder)?;
+        album.write(folder)?;
+    }
     Ok(print(&match args.output {
         Output::Table => report.table(),
         Output::Json => report.json(),
@@ -91,8 +101,8 @@ pub fn run(args: &TimesWorldsArgs) -> Result<()> {
     })?)
 }
 
-/// Replays the worlds of each trace.
-fn times(mut experiment: Experiment, args: &TimesWorldsArgs) -> Result<TimesReport> {
+/// Replays the worlds of each trace, and draws them.
+fn times(mut experiment: Experiment, args: &TimesWorldsArgs) -> Result<(TimesReport, Album)> {
     let (overflow, what) = match args.queue {
         false => (Overflow::Lost, "lost"),
         true => (Overflow::Queued, "waiting"),
@@ -126,5 +136,12 @@ fn times(mut experiment: Experiment, args: &TimesWorldsArgs) -> Result<TimesRepo
         let (source, kind, scale) = made[at];
         anyhow::Ok(kind.workload(&experiment.nodes, &source.pods, scale, seed)?)
     })?;
-    Ok(TimesReport::new(title, heads, &results, overflow).without(left_out))
+    let pages = heads.iter().zip(&results).map(|(head, result)| {
+        let page = time_charts(result, overflow);
+        page.named(format!("{}-{}", head.kind, head.load))
+    });
+    let album = Album::new(pages);
+    let report = TimesReport::new(title, heads, &results, overflow).without(left_out);
+    let album = album.with_front("times", "blocked", report.chart());
+    Ok((report, album))
 }

@@ -10,6 +10,7 @@ use serde::Serialize;
 use cli::simulate::figures::{mean, percent, percent_of, rounded};
 use cli::simulate::jobs::Results;
 use cli::simulate::report::{aligned, csv_name};
+use sim::chart::draw::{Chart, Curve};
 use sim::run::replay::{Overflow, TimedRun};
 use sim::run::service::PodClass;
 
@@ -264,6 +265,33 @@ impl TimesReport {
             }
         }
         text
+    }
+
+    /// By world: the blocked demand of each policy, less the least of the baselines.
+    pub(crate) fn chart(&self) -> Chart {
+        let measure = BLOCKED[0].name;
+        let rows = self.worlds.iter().map(|WorldFigures { head, .. }| {
+            let unseen = if head.is_seen { "" } else { " *" };
+            format!("{}{unseen} {}", head.kind, head.load)
+        });
+        let mut curves: Vec<Curve> = Vec::new();
+        for (row, world) in self.worlds.iter().enumerate() {
+            let baselines = world.results.iter().filter(|one| is_baseline(one.policy));
+            let least = baselines.map(|one| one.means[measure]).reduce(f64::min).unwrap_or(0.0);
+            for (place, one) in world.results.iter().enumerate() {
+                if curves.len() <= place {
+                    curves.push(Curve { label: one.policy.to_owned(), points: Vec::new() });
+                }
+                curves[place].points.push((one.means[measure] - least, row as f64));
+            }
+        }
+        Chart {
+            title: "Blocked demand by world, less the least of the others".to_owned(),
+            x_label: "points of the GPUs that pods requested; left of 0 is better".to_owned(),
+            y_label: String::new(),
+            rows: rows.collect(),
+            curves,
+        }
     }
 
     /// A row per figure and part of the kinds; none without a baseline.

@@ -30,6 +30,14 @@ const PANEL_HEIGHT: u32 = 380 * PX;
 const MARGIN: u32 = 14 * PX;
 /// Room for the marks and the name of the y axis.
 const Y_AXIS_WIDTH: u32 = 66 * PX;
+/// Room for the names of rows and the name of their axis.
+const ROW_NAME_WIDTH: u32 = 190 * PX;
+/// Height of a row with a name.
+const ROW_HEIGHT: u32 = 22 * PX;
+/// Radius of a dot.
+const DOT: u32 = 4 * PX;
+/// Room for the marks and the name of the x axis.
+const X_AXIS_HEIGHT: u32 = 52 * PX;
 /// Height of the middle of a panel's title, from the top of the panel.
 const TITLE_Y: i32 = 20 * PX.cast_signed();
 /// Top of a panel's plot.
@@ -82,6 +90,8 @@ pub struct Chart {
     pub x_label: String,
     /// What the y axis shows, with its unit.
     pub y_label: String,
+    /// Names of the whole numbers of y, the first one on top. With them points are dots without a line.
+    pub rows: Vec<String>,
     /// The lines. The position is the color: give a policy the same one in every panel.
     pub curves: Vec<Curve>,
 }
@@ -161,7 +171,8 @@ fn check(chart: &Chart) -> Result<(), ChartError> {
 fn panel_height(chart: &Chart) -> u32 {
     let lines = u32::try_from(chart.curves.len()).unwrap_or(u32::MAX).min(1000);
     let legend = (lines + 1) * LEGEND_LINE.unsigned_abs() + LEGEND_TOP.unsigned_abs();
-    legend.max(PANEL_HEIGHT)
+    let rows = u32::try_from(chart.rows.len()).unwrap_or(u32::MAX).min(1000) * ROW_HEIGHT;
+    legend.max(PANEL_HEIGHT).max(rows + PLOT_TOP + X_AXIS_HEIGHT + MARGIN)
 }
 
 type Painted<'p> = Result<(), DrawingAreaErrorKind<<SVGBackend<'p> as DrawingBackend>::ErrorType>>;
@@ -184,19 +195,23 @@ fn paint<'p>(picture: &'p mut String, charts: &[Chart], heights: &[u32]) -> Pain
 fn paint_plot<'p>(area: &Area<'p>, chart: &Chart) -> Painted<'p> {
     let points = || chart.curves.iter().flat_map(|curve| curve.points.iter().copied());
     let x_range = axis(points().map(|(x, _)| x), 13.0);
-    let y_range = axis(points().map(|(_, y)| y), 8.0);
+    let rows = chart.rows.len();
+    let (y_range, y_axis_width) = match rows {
+        0 => (axis(points().map(|(_, y)| y), 8.0), Y_AXIS_WIDTH),
+        _ => (rows as f64 - 0.5..-0.5, ROW_NAME_WIDTH),
+    };
     let (x_digits, y_digits) = (decimals(&x_range), decimals(&y_range));
     let plot_width = f64::from(WIDTH - LEGEND_WIDTH);
     let px = f64::from(PX);
     let title = shorten(&chart.title, plot_width - 120.0 * px, TITLE_SIZE);
-    let middle = (MARGIN + Y_AXIS_WIDTH + WIDTH - LEGEND_WIDTH - MARGIN) / 2;
+    let middle = (MARGIN + y_axis_width + WIDTH - LEGEND_WIDTH - MARGIN) / 2;
     let above = font(TITLE_SIZE).pos(Pos::new(HPos::Center, VPos::Center));
     area.draw_text(&title, &above, (middle.cast_signed(), TITLE_Y))?;
     let mut plot = ChartBuilder::on(area)
         .margin(MARGIN)
         .margin_top(PLOT_TOP)
-        .x_label_area_size(52 * PX)
-        .y_label_area_size(Y_AXIS_WIDTH)
+        .x_label_area_size(X_AXIS_HEIGHT)
+        .y_label_area_size(y_axis_width)
         .build_cartesian_2d(x_range, y_range)?;
     plot.configure_mesh()
         .light_line_style(TRANSPARENT)
@@ -206,15 +221,21 @@ fn paint_plot<'p>(area: &Area<'p>, chart: &Chart) -> Painted<'p> {
         .label_style(font(TEXT_SIZE))
         .axis_desc_style(font(TEXT_SIZE))
         .x_labels(14)
-        .y_labels(9)
+        .y_labels(if rows == 0 { 9 } else { 2 * rows })
         .x_label_formatter(&|x| format!("{x:.x_digits$}"))
-        .y_label_formatter(&|y| format!("{y:.y_digits$}"))
+        .y_label_formatter(&|y| match rows {
+            0 => format!("{y:.y_digits$}"),
+            _ => row_name(chart, *y),
+        })
         .x_desc(shorten(&chart.x_label, plot_width - 160.0 * px, TEXT_SIZE))
         .y_desc(shorten(&chart.y_label, f64::from(PANEL_HEIGHT) - 120.0 * px, TEXT_SIZE))
         .draw()?;
     for (place, curve) in chart.curves.iter().enumerate() {
         let points = curve.points.iter().copied();
-        if is_dashed(place) {
+        if rows > 0 {
+            let style = COLOURS[place % COLOURS.len()].filled();
+            plot.draw_series(points.map(|point| Circle::new(point, DOT, style)))?;
+        } else if is_dashed(place) {
             plot.draw_series(DashedLineSeries::new(points, DASH.0, DASH.1, line(place)))?;
         } else {
             plot.draw_series(LineSeries::new(points, line(place)))?;
@@ -239,6 +260,13 @@ fn paint_legend<'p>(area: &Area<'p>, chart: &Chart) -> Painted<'p> {
         y += LEGEND_LINE;
     }
     Ok(())
+}
+
+/// The name of the row at `y`, where one is.
+fn row_name(chart: &Chart, y: f64) -> String {
+    let named = chart.rows.iter().zip(0_u32..).find(|(_, row)| (f64::from(*row) - y).abs() < 1e-6);
+    let room = f64::from(ROW_NAME_WIDTH - 40 * PX);
+    named.map(|(name, _)| shorten(name, room, TEXT_SIZE)).unwrap_or_default()
 }
 
 fn font(size: f64) -> TextStyle<'static> {
@@ -269,7 +297,7 @@ mod tests {
         let [title, x_label, y_label] =
             ["GPU allocation", "arrived load (% of the cluster's GPUs)", "allocated GPUs (%)"]
                 .map(str::to_owned);
-        Chart { title, x_label, y_label, curves }
+        Chart { title, x_label, y_label, rows: Vec::new(), curves }
     }
 
     #[test]
@@ -284,6 +312,16 @@ mod tests {
         assert_eq!(picture.matches(r##"stroke="#0072B2""##).count(), 4, "two curves, two samples");
         let size = r#"<svg width="980" height="760" viewBox="0 0 3920 3040""#;
         assert!(picture.starts_with(size), "{picture:.200}");
+    }
+
+    #[test]
+    fn rows_have_names_and_dots() {
+        let rows = ["pools 0.85", "<lifesize>"].map(str::to_owned).to_vec();
+        let panel = Chart { rows, ..chart(vec![curve("fgd", &[(0.4, 0.0), (3.0, 1.0)])]) };
+        let picture = draw_svg(&[panel]).unwrap();
+        for (text, times) in [("pools 0.85", 1), ("&lt;lifesize&gt;", 1), ("<circle", 2)] {
+            assert_eq!(picture.matches(text).count(), times, "{text}: {picture}");
+        }
     }
 
     #[test]

@@ -51,6 +51,8 @@ pub struct SimCluster {
     /// The mix that fragmentation is measured against; the same for all policies.
     yardstick: Mix,
     gauge: RefCell<Gauge>,
+    /// GPUs of the pod that requests the most.
+    largest: usize,
     chance: ChaCha8Rng,
     capacity_milli: u64,
     used_micro: u64,
@@ -140,6 +142,11 @@ impl SimCluster {
             is_learning,
             gauge: RefCell::new(Gauge::new(yardstick.clone())),
             yardstick,
+            largest: population
+                .iter()
+                .filter_map(|pod| pod.num_gpu.try_into().ok())
+                .max()
+                .unwrap_or(0),
             chance: ChaCha8Rng::seed_from_u64(seed.cast_unsigned()),
             capacity_milli: capacity_milli(nodes),
             used_micro: 0,
@@ -160,6 +167,11 @@ impl SimCluster {
     /// How full and fragmented it is, against the mix of the whole trace.
     pub(crate) fn packing(&self) -> PackingSums {
         self.ledger.packing_by(&mut self.gauge.borrow_mut())
+    }
+
+    /// What is free on nodes that have as many wholly free GPUs as the largest pod requests, in thousandths of a GPU.
+    pub(crate) fn room_for_largest_milli(&self) -> u64 {
+        self.ledger.free_on_nodes_with(self.largest) / 1000
     }
 
     /// The free share of each GPU that the typical requests of the trace cannot use.

@@ -104,6 +104,8 @@ pub struct Moment {
     /// Fragmentation ratio of the free room, against the mix of the whole trace.
     pub fragmentation: Share,
     pub efficiency: Share,
+    /// What is free on nodes that have as many wholly free GPUs as the largest pod requests, as a share of all GPUs.
+    pub room_for_largest: Share,
 }
 
 /// A pod that has just come.
@@ -174,6 +176,7 @@ impl Account {
             waiting: share(u128::from(waiting), capacity),
             fragmentation: packing.fragmentation(),
             efficiency: packing.efficiency(),
+            room_for_largest: share(cluster.room_for_largest_milli().into(), capacity),
         }
     }
 

@@ -21,7 +21,7 @@ use crate::waste::compiled_mix::CompiledMix;
 use wire::device::DeviceKind;
 use wire::ids::{DeviceId, NodeName, PodUid};
 use wire::mutation::{Mutation, mutated};
-use wire::units::{Demand, MemMib, Timestamp};
+use wire::units::{Demand, MemMib, Share, Timestamp};
 
 /// Why a reservation was not made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -477,7 +477,14 @@ impl Ledger {
     pub fn confirm(&self, uid: &PodUid) {
         let _stays = self.stay();
         if let Some(at) = self.pods.get(uid).map(|at| *at) {
-            self.node_entry(at).change(|node_state| node_state.confirm(uid));
+            let taken = self.node_entry(at).change(|node_state| {
+                let had = running_share(node_state, uid);
+                node_state.confirm(uid);
+                running_share(node_state, uid).filter(|_| had.is_none())
+            });
+            if let Some(share) = taken {
+                self.turnover.lock().start(share);
+            }
         }
     }
 
@@ -675,4 +682,17 @@ fn spread(node_state: &mut NodeState, uid: &PodUid, placement: Placement) -> Pla
 /// Whether a pod is being bound.
 pub(crate) fn is_assumed(held: Option<&Reservation>) -> bool {
     held.is_some_and(|held| matches!(held.state, ReservationState::Assumed { .. }))
+}
+
+/// What a bound pod has of the GPUs of its node, all together; `None` before that, after its end, and if the
+/// node does not have the devices that are written on the pod.
+pub(crate) fn running_share(node_state: &NodeState, uid: &PodUid) -> Option<Share> {
+    let held = node_state.reservation(uid)?;
+    let devices = &held.placement.devices;
+    let are_there = devices.iter().all(|placed| node_state.position_of(&placed.id).is_some());
+    if held.state != ReservationState::Confirmed || !are_there {
+        return None;
+    }
+    let share: u64 = devices.iter().map(|placed| placed.demand.share.millionths()).sum();
+    (share > 0).then(|| Share::from_millionths(share))
 }

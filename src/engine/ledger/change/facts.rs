@@ -8,7 +8,7 @@ use std::time::Duration;
 use dashmap::Entry;
 
 use crate::hardware::pool::{Borrow, PoolRule};
-use crate::ledger::change::commits::is_assumed;
+use crate::ledger::change::commits::{is_assumed, running_share};
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::model::event::LedgerEvent;
@@ -18,7 +18,8 @@ use crate::model::reservation::{
     BorrowedMemory, Departure, OtherPod, Placement, PodRef, Reservation, ReservationState, Tenure,
 };
 use crate::scoring::guests;
-use crate::waste::request_mix::{EarlierPod, Mix, RequestType};
+use crate::waste::request_mix::{EarlierPod, Mix, RequestType, Stage};
+use crate::waste::turnover::EarlierStart;
 use wire::ids::{NodeName, PodUid, PoolName};
 use wire::mutation::{Mutation, mutated};
 use wire::units::{HostAmount, Timestamp};
@@ -174,48 +175,30 @@ impl Ledger {
             return vec![fact.edited(node)];
         }
         let before = std::mem::replace(&mut *held_at, at);
+        let (mut had, mut taken) = (None, None);
         let mut events = self.let_go(uid);
         if before != at {
             events.extend(self.change_node(before, |node_state| {
+                had = running_share(node_state, uid);
                 node_state.remove(uid);
             }));
         }
         let (mut is_placed, mut is_edited, mut is_made_again) = (true, false, false);
         events.extend(self.change_node(at, |node_state| {
-            let held = node_state.reservation(uid);
-            let kept_before = held.filter(|held| {
-                let is_kept = keeps_devices(Some(held)) || is_as_chosen(fact, held);
-                is_kept && !mutated(Mutation::EditBelieved)
-            });
-            match (kept_before, &fact.placement) {
-                (Some(held), written) => {
-                    let held = moved(fact, held, node_state.rule(), now);
-                    is_edited = !written
-                        .as_ref()
-                        .is_some_and(|written| is_written(written, &held.placement));
-                    node_state.allocate(kept(fact, &held, node_state));
-                }
-                (None, Some(written)) => {
-                    let request = fact.request.clone();
-                    let request = request.or_else(|| held.and_then(|held| held.request.clone()));
-                    let found = confirmed(fact, written.clone(), request);
-                    let rule = node_state.rule();
-                    node_state.allocate(moved(fact, &found, rule, now));
-                }
-                (None, None) => {
-                    let (name, host) = (fact.pod.name.clone(), fact.host);
-                    let other = OtherPod { name, host, tenure: fact.tenure };
-                    node_state.allocate_host(uid.clone(), other);
-                }
-            }
+            had = had.or(running_share(node_state, uid));
+            is_edited = take_in(fact, node_state, now);
             guests::recall_excess(node_state);
             self.teams.see(uid, node_state);
             is_placed = node_state.reservation(uid).is_some();
+            taken = running_share(node_state, uid);
             is_made_again = fact
                 .placement
                 .as_ref()
                 .is_some_and(|written| node_state.has_made_again(uid, written));
         }));
+        if let (None, Some(share)) = (had, taken) {
+            self.turnover.lock().start(share);
+        }
         if is_edited {
             events.push(fact.edited(node));
         } else if is_made_again {
@@ -234,9 +217,9 @@ impl Ledger {
         let mut events = self.let_go(uid);
         let Entry::Occupied(held) = entry else { return events };
         let at = *held.get();
-        let (mut is_gone, mut has_run) = (false, false);
+        let (mut is_gone, mut given_back) = (false, None);
         events.extend(self.change_node(at, |node_state| {
-            has_run = runs(node_state.reservation(uid));
+            given_back = running_share(node_state, uid);
             node_state.drain(uid, now);
             self.teams.see(uid, node_state);
             is_gone = !node_state.has_pod(uid);
@@ -245,11 +228,9 @@ impl Ledger {
             self.teams.forget(uid);
             held.remove();
             self.recycle(at);
-        } else {
-            drop(held); // the window is never locked under it
         }
-        if has_run {
-            self.window.lock().end();
+        if let Some(share) = given_back {
+            self.turnover.lock().end(share);
         }
         events
     }
@@ -271,9 +252,14 @@ impl Ledger {
         }
     }
 
-    /// Time has passed: nodes that do not report, drains that lasted too long, holds that are due.
+    /// Time has passed: nodes that do not report, drains that lasted too long, holds that are due. Pods that end
+    /// while none comes make another mix, too.
     pub fn tick(&self, now: Timestamp) -> Vec<LedgerEvent> {
         let mut events = Vec::new();
+        let turnover = self.turnover.lock().millionths();
+        if self.window.lock().turns_otherwise(turnover) {
+            self.learn_mix();
+        }
         if mutated(Mutation::ReservationTimesOut) {
             for pod in self.assumed() {
                 let state = self.reservation(&pod.uid).map(|held| held.state);
@@ -328,7 +314,9 @@ impl Ledger {
         let kind = RequestType::new(query.gpu.as_ref(), query.host.cpu);
         let (is_due, is_large) = {
             let mut window = self.window.lock();
-            (window.observe(uid, kind, query.host.memory), window.counts().len() > FEW_TYPES)
+            let is_due = window.observe(uid, kind, query.host.memory);
+            let is_due = is_due && window.can_differ(self.turnover.lock().millionths());
+            (is_due, window.counts().len() > FEW_TYPES)
         };
         if is_due && !is_large {
             self.learn_mix();
@@ -338,11 +326,24 @@ impl Ledger {
 
     /// Learns from the pods that came before the process started, oldest first.
     pub fn recall(&self, pods: &[EarlierPod]) {
+        let started = pods.iter().filter(|pod| pod.stage != Stage::Waits);
+        let started = started.map(|pod| EarlierStart {
+            created: pod.created_unix_seconds,
+            share: pod.share,
+            has_ended: pod.stage == Stage::Ended,
+        });
+        let turnover = {
+            let mut turnover = self.turnover.lock();
+            turnover.recall(&started.collect::<Vec<_>>());
+            turnover.millionths()
+        };
         self.make_mix(|window| {
-            window.recall(pods);
-            let made_at = window.moment();
+            for EarlierPod { uid, kind, memory, .. } in pods {
+                window.observe(uid.clone(), kind.clone(), *memory);
+            }
+            let made_at = window.moment(turnover);
             window.uses(Some(made_at));
-            window.mix()
+            window.mix().with_turnover(turnover)
         });
     }
 
@@ -353,6 +354,37 @@ impl Ledger {
             mix
         });
     }
+}
+
+/// Takes in what the API server shows of a pod that is bound to this node. Whether that is an edit of what it has.
+fn take_in(fact: &PodFact, node_state: &mut NodeState, now: Timestamp) -> bool {
+    let held = node_state.reservation(&fact.pod.uid);
+    let kept_before = held.filter(|held| {
+        let is_kept = keeps_devices(Some(held)) || is_as_chosen(fact, held);
+        is_kept && !mutated(Mutation::EditBelieved)
+    });
+    match (kept_before, &fact.placement) {
+        (Some(held), written) => {
+            let held = moved(fact, held, node_state.rule(), now);
+            let is_edited =
+                !written.as_ref().is_some_and(|written| is_written(written, &held.placement));
+            node_state.allocate(kept(fact, &held, node_state));
+            return is_edited;
+        }
+        (None, Some(written)) => {
+            let request = fact.request.clone();
+            let request = request.or_else(|| held.and_then(|held| held.request.clone()));
+            let found = confirmed(fact, written.clone(), request);
+            let rule = node_state.rule();
+            node_state.allocate(moved(fact, &found, rule, now));
+        }
+        (None, None) => {
+            let (name, host) = (fact.pod.name.clone(), fact.host);
+            let other = OtherPod { name, host, tenure: fact.tenure };
+            node_state.allocate_host(fact.pod.uid.clone(), other);
+        }
+    }
+    false
 }
 
 /// The reservation for a written placement.
@@ -497,12 +529,6 @@ fn is_same_home(written: &Placement, held: &Placement) -> bool {
 /// Whether the pod runs on devices of its reservation, despite later edits of its annotations.
 fn keeps_devices(held: Option<&Reservation>) -> bool {
     held.is_some_and(|held| !held.placement.devices.is_empty()) && !is_assumed(held)
-}
-
-/// Whether the pod of this reservation runs on a GPU, as far as the API server has shown.
-fn runs(held: Option<&Reservation>) -> bool {
-    let is_draining = |held: &Reservation| matches!(held.state, ReservationState::Draining { .. });
-    keeps_devices(held) && !held.is_some_and(is_draining)
 }
 
 /// Whether the pod shows that the Binding of this reservation arrived: it has the placement, or a

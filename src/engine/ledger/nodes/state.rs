@@ -6,7 +6,7 @@
 //!
 //! Lock order, so that no thread waits in a circle: membership, a session, `mixing`, `window`, `cluster`, a
 //! shape table or an entry of `pods`, an entry of `holds`, `standing`, the state of one node, its expected
-//! waste, its part of the supply. `node_table`, `ended`, entries of `owners`, details, the supply of the cluster and its
+//! waste, its part of the supply. `node_table`, `ended`, `turnover`, entries of `owners`, details, the supply of the cluster and its
 //! changes may be taken under any of these, and nothing under them. Gauges are taken first.
 //!
 //! Several threads make calls about one pod (verbs, watch, timers). What a call finds out about the
@@ -37,6 +37,7 @@ use crate::usage::node_details::NodeDetails;
 use crate::waste::compiled_mix::CompiledMix;
 use crate::waste::request_mix::{Mix, MixWindow};
 use crate::waste::supply::{NodeShapes, Supply};
+use crate::waste::turnover::Turnover;
 use crate::waste::weights::WasteWeights;
 use wire::ids::{DeviceId, NodeName, PodUid};
 use wire::units::MemMib;
@@ -176,6 +177,7 @@ pub struct Ledger {
     /// Whether nodes have come, gone or changed their size since they were last counted.
     pub(crate) are_shapes_old: AtomicBool,
     pub(crate) window: Mutex<MixWindow>,
+    pub(crate) turnover: Mutex<Turnover>,
     /// Held while the mix is made.
     mixing: Mutex<()>,
     ended: Mutex<EndedPods>,
@@ -220,6 +222,7 @@ impl Ledger {
             vacant: Arc::new(vacant(settings.unmanaged_tolerance)),
             are_shapes_old: AtomicBool::new(false),
             window: Mutex::default(),
+            turnover: Mutex::default(),
             mixing: Mutex::default(),
             ended: Mutex::default(),
             shapes: ShapeTables::default(),
@@ -291,11 +294,12 @@ impl Ledger {
     /// Makes the mix again from the window. Takes milliseconds if it has thousands of types.
     pub fn learn_mix(&self) {
         let turn = self.mixing.lock();
+        let turnover = self.turnover.lock().millionths();
         let (counts, made_at) = {
             let window = self.window.lock();
-            (window.counts().clone(), window.moment())
+            (window.counts().clone(), window.moment(turnover))
         };
-        let mix = Mix::of(&counts).with_turnover(made_at.turnover);
+        let mix = Mix::of(&counts).with_turnover(turnover);
         let used = Arc::clone(self.cluster().mix());
         if mix.differs(&used) {
             self.window.lock().uses(Some(made_at));

@@ -214,6 +214,11 @@ impl Ledger {
         self.node_entry(at).read().reservation(uid).cloned()
     }
 
+    /// The free share of the nodes with at least `gpus` wholly free GPUs, in millionths of a GPU.
+    pub fn free_on_nodes_with(&self, gpus: usize) -> u64 {
+        self.supply().on_nodes_with(gpus)
+    }
+
     /// How full and how fragmented the cluster is, by the typical requests that it sees.
     pub fn packing(&self) -> PackingSums {
         self.packing_by(&mut self.gauge.lock())

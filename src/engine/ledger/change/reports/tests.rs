@@ -13,7 +13,7 @@ use crate::scoring::strategy::Strategy;
 use crate::waste::request_mix::{EarlierPod, RequestType, Stage};
 use wire::device::{Device, DeviceIndex, DeviceKind, Health};
 use wire::ids::{MAX_CLASSES_PER_NODE, ModelName};
-use wire::units::MemMib;
+use wire::units::{MemMib, Share};
 
 #[test]
 fn a_repeated_or_late_report_changes_nothing() {
@@ -404,6 +404,7 @@ fn models_that_come_and_go_are_forgotten_and_answers_stay_right() {
             kind,
             memory: MemMib::ZERO,
             created_unix_seconds: 0,
+            share: Share::ZERO,
             stage: Stage::Waits,
         }]);
     };

@@ -246,27 +246,70 @@ fn late_events_do_not_allocate_an_ended_pod_again() {
 }
 
 #[test]
-fn the_end_of_a_pod_that_ran_counts_once_in_the_turnover() {
-    let ledger = ledger("A");
-    let percent = || ledger.window.lock().moment().turnover / 10_000;
-    (0..8).for_each(|at| ledger.learn(uid(&format!("{at}")), &share_request(1_000)));
-    reserve(&ledger, "held", 1_000).unwrap();
+fn each_pod_starts_once_and_ends_once_in_the_turnover() {
+    let names: Vec<String> = (0..8).map(|at| format!("D{at}")).collect();
+    let ledger = ledger(&names.join(" "));
+    let per_mille = || ledger.turnover.lock().millionths() / 1_000;
+    let whole = |at: usize| bound(&format!("{at}"), "n", &names[at], 1_000_000);
+    for at in 0..4 {
+        // bound by another process, and seen again
+        (0..3).for_each(|_| drop(ledger.see_pod(&whole(at), seconds(0))));
+    }
+    for at in 4..7 {
+        // by this one, and seen before it is confirmed, or afterwards
+        let name = format!("{at}");
+        let placement = reserve(&ledger, &name, 1_000_000).unwrap();
+        let fact = PodFact { placement: Some(placement), ..whole(at) };
+        if at == 5 {
+            ledger.see_pod(&fact, seconds(0));
+        }
+        ledger.confirm(&uid(&name));
+        ledger.confirm(&uid(&name));
+        ledger.see_pod(&fact, seconds(0));
+    }
+    reserve(&ledger, "held", 500_000).unwrap();
     ledger.end_pod(&uid("held"), seconds(0));
     ledger.end_pod(&uid("waiting"), seconds(0));
-    let fact = bound("beside", "n", "A", 0);
-    let beside = PodFact { wants_gpu: false, request: None, placement: None, ..fact };
+    let beside = PodFact {
+        pod: pod("beside"),
+        wants_gpu: false,
+        request: None,
+        placement: None,
+        ..whole(0)
+    };
     ledger.see_pod(&beside, seconds(0));
     ledger.end_pod(&uid("beside"), seconds(0));
-    assert_eq!(percent(), 0, "none of them had a GPU");
-    let fact = bound("p", "n", "A", 400_000);
-    ledger.see_pod(&fact, seconds(0));
-    ledger.see_pod(&PodFact { is_terminal: true, ..fact.clone() }, seconds(1));
-    assert_eq!(percent(), 12);
-    ledger.end_pod(&uid("p"), seconds(2)); // its deletion
-    ledger.see_pod(&fact, seconds(3));
+    // written by hand: no node has these devices
+    for (name, node, device) in [("forged", "n", "X"), ("far", "nowhere", "D7")] {
+        ledger.see_pod(&bound(name, node, device, 1_000_000), seconds(0));
+        ledger.end_pod(&uid(name), seconds(0));
+    }
+    assert_eq!(per_mille(), 0, "none of these ran on a GPU");
+    ledger.see_pod(&PodFact { is_terminal: true, ..whole(1) }, seconds(1));
+    let one_of_seven = 1_000 / (50 + 7);
+    assert_eq!(per_mille(), one_of_seven);
+    ledger.end_pod(&uid("1"), seconds(2)); // its deletion
+    ledger.see_pod(&whole(1), seconds(3));
     ledger.tick(seconds(60)); // it has drained
-    ledger.end_pod(&uid("p"), seconds(61));
-    assert_eq!(percent(), 12);
+    ledger.end_pod(&uid("1"), seconds(61));
+    assert_eq!(per_mille(), one_of_seven);
+}
+
+#[test]
+fn pods_that_end_while_none_comes_make_another_mix() {
+    let ledger = ledger("A B C D");
+    ledger.learn(uid("first"), &share_request(500_000));
+    let used = || ledger.cluster().mix().turnover;
+    for round in 0..20 {
+        for device in ["A", "B", "C", "D"] {
+            let name = format!("{device}{round}");
+            ledger.see_pod(&bound(&name, "n", device, 1_000_000), seconds(0));
+            ledger.end_pod(&uid(&name), seconds(0));
+        }
+    }
+    assert_eq!(used(), 0);
+    ledger.tick(seconds(1));
+    assert!(used() > 500_000, "{}", used());
 }
 
 #[test]

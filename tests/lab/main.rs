@@ -129,6 +129,15 @@ fn worlds_with_times_are_compared_with_the_best_baseline() {
     assert!(words(lines[4]).starts_with("lifesize yes 0.8 "), "{table}");
     assert!(words(lines[5]).starts_with("services no 0.8 "), "{table}");
 
+    let folder = tempfile::tempdir().unwrap();
+    printed(&format!("{flags} --charts {}", folder.path().display()));
+    let read = |file| std::fs::read_to_string(folder.path().join(file)).unwrap();
+    let blocked = read("times-blocked.svg");
+    for text in ["lifesize 0.8", "services * 0.8", "binpack"] {
+        assert!(blocked.contains(text), "{text}");
+    }
+    assert!(read("lifesize-0.8-room.svg").contains("Room for the largest pods"));
+
     let queue = format!("{flags} --queue --standing-hold-after 3600");
     let json = printed(&format!("{queue} --output json --jobs 1"));
     assert_eq!(json, printed(&format!("{queue} --output json --jobs 3")));

@@ -313,7 +313,7 @@ pub struct NodeWaste {
     pub(crate) free: u64,
     /// The class of the first of them.
     pub(crate) class: ClassId,
-    /// Waste for lack of CPU or host memory, in GPUs.
+    /// Waste for lack of CPU or host memory, less the worth of free GPUs together; in GPUs.
     pub(crate) host: f64,
     /// Room that requests of several devices cannot use, weighted by their part of the demand, in
     /// GPUs.

@@ -66,7 +66,7 @@ struct NodeOfRequest<'a> {
     context: &'a ScoringContext<'a>,
     node_waste: &'a NodeWaste,
     usability: Usability<'a>,
-    /// Waste for lack of CPU or host memory after a share is taken, for the last such share.
+    /// What `ExpectedWaste::host` says after a share is taken, for the last such share.
     after: Cell<Option<(u64, f64)>>,
 }
 

@@ -40,7 +40,7 @@ pub(crate) struct ExpectedWaste {
     pressure: Pressure,
     /// Waste of opening an empty GPU, in GPUs.
     opening: f64,
-    /// What free GPUs are worth that are together on one node, in GPUs for one alone.
+    /// The worth of having free GPUs together on one node, over the square of their number.
     together: f64,
     weights: WasteWeights,
 }
@@ -145,8 +145,8 @@ impl ExpectedWaste {
         waste.map_or(0.0, |waste| self.weights.residuals * waste - kept)
     }
 
-    /// Expected waste beside `free` millionths of GPUs: for lack of CPU or host memory, less what it is
-    /// worth that those which these can serve are on one node.
+    /// Expected waste for lack of CPU or host memory beside `free` millionths of GPUs, less the worth of having
+    /// the others together on this node.
     pub(crate) fn host(&self, free: u64, host: HostAmount) -> f64 {
         let cpu = float(host.cpu.milli());
         let free = float(free) / 1e6;

@@ -308,7 +308,7 @@ impl PodWatch {
         false
     }
 
-    /// Gives the ledger the requests of the pods of the first list. Long-lived pods are frequent
+    /// Gives the ledger the pods of the first list. Long-lived pods are frequent
     /// among them; new pods correct that.
     fn recall(&mut self) {
         let pods: Vec<EarlierPod> =

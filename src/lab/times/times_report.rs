@@ -286,7 +286,7 @@ impl TimesReport {
             }
         }
         Chart {
-            title: "Blocked demand by world, less the least of the others".to_owned(),
+            title: "Blocked demand by world (* unseen), less the least of the others".to_owned(),
             x_label: "points of the GPUs that pods requested; left of 0 is better".to_owned(),
             y_label: String::new(),
             rows: rows.collect(),

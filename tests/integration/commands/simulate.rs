@@ -348,22 +348,26 @@ fn several_traces_are_compared_in_one_table_and_named_in_json() {
 fn the_charts_of_each_trace_are_files_with_their_points_beside_them() {
     let folder = tempfile::tempdir().unwrap();
     let charts = folder.path().join("new");
-    for (mode, panel) in [("", "near full load"), ("--churn 0.9 --queue", "Waiting pods")] {
+    let timed = ["allocation", "fragmentation", "room", "stranded"];
+    for (mode, panel, pictures) in [
+        ("", "near full load", &["allocation", "fragmentation", "stranded"][..]),
+        ("--churn 0.9 --queue", "Waiting pods", &timed),
+    ] {
         printed(&format!("--policy fgd,bestfit {mode} --charts {}", charts.display()));
         let mut files: Vec<String> = fs::read_dir(&charts)
             .unwrap()
             .map(|file| file.unwrap().file_name().into_string().unwrap())
             .collect();
         files.sort();
-        let pictures = ["allocation", "fragmentation", "stranded"];
         let mut expected = vec!["charts.json".to_owned()];
-        expected.extend(pictures.map(|what| format!("small-pods-{what}.svg")));
+        expected.extend(pictures.iter().map(|what| format!("small-pods-{what}.svg")));
         assert_eq!(files, expected);
         assert!(fs::read_to_string(charts.join(&files[1])).unwrap().contains(panel), "{mode}");
         let text = fs::read_to_string(charts.join("charts.json")).unwrap();
         let json: Value = serde_json::from_str(&text).unwrap();
-        assert_eq!(json[2]["file"], files[3].as_str());
-        let stairs = json[2]["charts"][0]["curves"]["fgd"].as_array().unwrap();
+        let last = pictures.len() - 1;
+        assert_eq!(json[last]["file"], files[last + 1].as_str());
+        let stairs = json[last]["charts"][0]["curves"]["fgd"].as_array().unwrap();
         assert_eq!(stairs.last().unwrap(), &serde_json::json!([100.0, 100.0]));
     }
     let output = simulate(&format!("--charts {}", charts.join("charts.json").display()));

@@ -131,7 +131,7 @@ fn worlds_with_times_are_compared_with_the_best_baseline() {
 
     let folder = tempfile::tempdir().unwrap();
     printed(&format!("{flags} --charts {}", folder.path().display()));
-    let read = |file| std::fs::read_to_string(folder.path().join(file)).unwrap();
+    let read = |file| fs::read_to_string(folder.path().join(file)).unwrap();
     let blocked = read("times-blocked.svg");
     for text in ["lifesize 0.8", "services * 0.8", "binpack"] {
         assert!(blocked.contains(text), "{text}");

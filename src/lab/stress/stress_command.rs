@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use cli::simulate::charts::{Album, load_charts};
 use cli::simulate::flags::{RunArgs, TraceArgs};
@@ -63,7 +63,9 @@ pub fn run(args: &StressArgs) -> Result<()> {
     let experiment = args.trace.experiment(&args.run, chosen.to_vec(), false)?;
     let (report, album) = stress(experiment, &worlds)?;
     if let Some(folder) = &args.charts {
-        std::fs::create_dir_all(folder)?;
+        std::fs::create_dir_all(folder).with_context(|| {
+            format!("--charts: cannot create the folder `{}`", folder.display())
+        })?;
         album.write(folder)?;
     }
     Ok(print(&match args.output {

@@ -4,7 +4,7 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use cli::simulate::charts::{Album, time_charts};
@@ -91,7 +91,9 @@ pub fn run(args: &TimesWorldsArgs) -> Result<()> {
     let experiment = args.trace.experiment(&args.run, chosen.to_vec(), false)?;
     let (report, album) = times(experiment, args)?;
     if let Some(folder) = &args.charts {
-        std::fs::create_dir_all(folder)?;
+        std::fs::create_dir_all(folder).with_context(|| {
+            format!("--charts: cannot create the folder `{}`", folder.display())
+        })?;
         album.write(folder)?;
     }
     Ok(print(&match args.output {

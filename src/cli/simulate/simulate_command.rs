@@ -174,7 +174,7 @@ pub fn policy_of(known: Vec<SimPolicy>) -> impl TypedValueParser<Value = SimPoli
 /// # Errors
 /// [`SimulateError`]. A reader that closes standard output early is not one.
 pub fn run(args: &SimulateArgs) -> Result<(), SimulateError> {
-    check_places(args)?;
+    make_folder(args.charts.as_ref())?;
     let experiment = experiment(args)?;
     let (text, album) = match args.times.chosen(args.load) {
         Some((times, how)) => played(args, &experiment, times, &how)?,
@@ -233,9 +233,12 @@ fn played(
     Ok((text, album))
 }
 
-/// Makes the folder for charts; checked before the replays.
-fn check_places(args: &SimulateArgs) -> Result<(), SimulateError> {
-    if let Some(folder) = &args.charts {
+/// Makes the folder for charts; called before the replays.
+///
+/// # Errors
+/// [`SimulateError::Folder`].
+pub fn make_folder(charts: Option<&PathBuf>) -> Result<(), SimulateError> {
+    if let Some(folder) = charts {
         let folder = folder.clone();
         fs::create_dir_all(&folder).map_err(|source| SimulateError::Folder { folder, source })?;
     }

@@ -50,5 +50,5 @@ pub(crate) struct Missed {
 
 /// What room takes, in millionths of a GPU.
 pub(crate) fn amount(room: &FoundRoom) -> u64 {
-    room.hold.placement.devices.iter().map(|placed| placed.demand.share.millionths()).sum()
+    room.hold.placement.share().millionths()
 }

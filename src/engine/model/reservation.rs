@@ -331,6 +331,12 @@ impl Reservation {
 }
 
 impl Placement {
+    /// The compute share of all its devices together.
+    pub fn share(&self) -> Share {
+        let shares = self.devices.iter().map(|placed| placed.demand.share.millionths());
+        Share::from_millionths(shares.sum())
+    }
+
     /// The same without the place of the guest: what is allocated.
     pub fn at_home(&self) -> Self {
         Self { guest: None, ..self.clone() }

@@ -25,6 +25,7 @@ use engine::ledger::change::facts::PodFact;
 use engine::ledger::nodes::state::Ledger;
 use engine::model::event::LedgerEvent;
 use engine::model::request::GpuRequest;
+use engine::model::reservation::Placement;
 use engine::waste::request_mix::{EarlierPod, RequestType, Stage, WINDOW};
 use runtime::clock::Clock;
 use wire::ids::{NodeName, PodUid, PoolName};
@@ -382,14 +383,12 @@ impl PodWatch {
 /// A pod of the first list.
 fn earlier(seen: &SeenPod, request: &GpuRequest) -> EarlierPod {
     let placement = seen.placement.as_ref().ok().and_then(Option::as_ref);
-    let devices = placement.into_iter().flat_map(|placement| &placement.devices);
-    let shares = devices.map(|placed| placed.demand.share.millionths());
     EarlierPod {
         uid: seen.pod.uid.clone(),
         kind: RequestType::new(Some(request), seen.host.cpu),
         memory: seen.host.memory,
         created_unix_seconds: seen.life.created_unix_seconds,
-        share: Share::from_millionths(shares.sum()),
+        share: placement.map_or(Share::ZERO, Placement::share),
         stage: match (&seen.node, seen.life.is_terminal) {
             (_, true) => Stage::Ended,
             (Some(_), false) => Stage::Runs,

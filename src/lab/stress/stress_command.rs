@@ -4,12 +4,12 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use cli::simulate::charts::{Album, load_charts};
 use cli::simulate::flags::{RunArgs, TraceArgs};
 use cli::simulate::jobs::Experiment;
-use cli::simulate::simulate_command::{Output, policy_of, print};
+use cli::simulate::simulate_command::{Output, make_folder, policy_of, print};
 use sim::run::policy::SimPolicy;
 use sim::trace::workload::WorkloadError;
 
@@ -60,12 +60,10 @@ pub struct StressArgs {
 pub fn run(args: &StressArgs) -> Result<()> {
     let worlds = worlds_of(&args.worlds)?;
     let chosen = if args.policies.is_empty() { &POLICIES } else { &args.policies[..] };
+    make_folder(args.charts.as_ref())?;
     let experiment = args.trace.experiment(&args.run, chosen.to_vec(), false)?;
     let (report, album) = stress(experiment, &worlds)?;
     if let Some(folder) = &args.charts {
-        std::fs::create_dir_all(folder).with_context(|| {
-            format!("--charts: cannot create the folder `{}`", folder.display())
-        })?;
         album.write(folder)?;
     }
     Ok(print(&match args.output {

@@ -4,13 +4,13 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use cli::simulate::charts::{Album, time_charts};
 use cli::simulate::flags::{RunArgs, TraceArgs};
 use cli::simulate::jobs::Experiment;
-use cli::simulate::simulate_command::{Output, policy_of, print, time};
+use cli::simulate::simulate_command::{Output, make_folder, policy_of, print, time};
 use sim::run::policy::SimPolicy;
 use sim::run::replay::Overflow;
 use sim::trace::workload::WorkloadError;
@@ -88,12 +88,10 @@ fn kind() -> impl TypedValueParser<Value = TimesKind> {
 /// What is wrong with flags or trace.
 pub fn run(args: &TimesWorldsArgs) -> Result<()> {
     let chosen = if args.policies.is_empty() { &POLICIES } else { &args.policies[..] };
+    make_folder(args.charts.as_ref())?;
     let experiment = args.trace.experiment(&args.run, chosen.to_vec(), false)?;
     let (report, album) = times(experiment, args)?;
     if let Some(folder) = &args.charts {
-        std::fs::create_dir_all(folder).with_context(|| {
-            format!("--charts: cannot create the folder `{}`", folder.display())
-        })?;
         album.write(folder)?;
     }
     Ok(print(&match args.output {

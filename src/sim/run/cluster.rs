@@ -247,8 +247,8 @@ impl SimCluster {
         };
         for Move { pod, to, .. } in way.moves {
             let arrival = pod.uid.as_str().parse().expect("pods are named by their arrival");
-            let shares = to.devices.iter().map(|placed| placed.demand.share.millionths());
-            let seat = Seat { node: self.nodes.rank_of[&to.node], micro: shares.sum() };
+            let micro = to.share().millionths();
+            let seat = Seat { node: self.nodes.rank_of[&to.node], micro };
             self.moves.seats.insert(arrival, seat);
             self.moves.done += 1;
             self.ledger.replace_placement(&pod.uid, to);
@@ -344,8 +344,7 @@ impl SimCluster {
             .reserve(&pod, &self.nodes.agents[rank].agent, query, Timestamp::START)
             .expect("what a query found is there: nothing else changes this ledger");
         self.ledger.confirm(&pod.uid);
-        let shares = placement.devices.iter().map(|placed| placed.demand.share.millionths());
-        let micro = shares.sum::<u64>();
+        let micro = placement.share().millionths();
         self.used_micro += micro;
         Seat { node: rank, micro }
     }

@@ -693,6 +693,5 @@ pub(crate) fn running_share(node_state: &NodeState, uid: &PodUid) -> Option<Shar
     if held.state != ReservationState::Confirmed || !are_there {
         return None;
     }
-    let share: u64 = devices.iter().map(|placed| placed.demand.share.millionths()).sum();
-    (share > 0).then(|| Share::from_millionths(share))
+    Some(held.placement.share()).filter(|share| *share > Share::ZERO)
 }

@@ -45,6 +45,16 @@ impl Architecture {
         }
     }
 
+    /// Whether its programs run on this machine.
+    pub(crate) fn is_here(self) -> bool {
+        self.target().starts_with(std::env::consts::ARCH)
+    }
+
+    /// The `objcopy` for its programs.
+    fn objcopy(self) -> String {
+        if self.is_here() { "objcopy".to_owned() } else { format!("{}-objcopy", self.triplet()) }
+    }
+
     /// The program loader, and where programs look for it.
     pub(crate) fn loader(self) -> (&'static str, &'static str) {
         match self {
@@ -105,7 +115,8 @@ impl Lock {
         let found = all.find(|it| it.name == name && it.architecture == architecture);
         found.with_context(|| {
             let on = architecture.name();
-            format!("lock.yaml has no `{name}` for {on}: `deploy/images/build --lock` on such a machine adds it")
+            format!("lock.yaml has no `{name}` for {on}: `dpkg --add-architecture {on}`, `apt-get update` and \
+                 `deploy/images/build --lock` add it")
         })
     }
 }
@@ -164,34 +175,50 @@ fn download(wanted: &str, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The lock for what apt offers now on this machine. Packages of other machines stay as they are in
-/// `older`.
+/// The lock for what apt offers now on this machine, also for other machines whose packages it knows.
+/// Those of the rest stay as they are in `older`.
 pub(crate) fn lock(names: &[&str], older: Lock, work: &Path) -> Result<Lock> {
-    let said = output(Command::new("dpkg").arg("--print-architecture"))?;
-    let here: Architecture = serde_yaml_ng::from_slice(&said).context("this machine")?;
     let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
     let name = release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
     let mut packages = older.packages;
-    packages.retain(|package| package.architecture != here);
-    for name in names {
-        let folder = work.join(name);
-        let _older = fs::remove_dir_all(&folder);
-        download(&format!("{name}:{}", here.name()), &folder)?;
-        let file = fs::read_dir(&folder)?.next().context("apt downloads a file")??.path();
-        let bytes = fs::read(&file)?;
-        let version = field(&file, "Version")?;
-        let source = field(&file, "Source")?;
-        packages.push(Package {
-            name: (*name).to_owned(),
-            architecture: here,
-            source: if source.is_empty() { (*name).to_owned() } else { source },
-            version,
-            size: bytes.len() as u64,
-            sha256: sha256(&bytes),
-        });
+    for architecture in known_to_apt()? {
+        packages.retain(|package| package.architecture != architecture);
+        for name in names {
+            packages.push(offered(name, architecture, &work.join(architecture.name()))?);
+        }
     }
     packages.sort_by_key(|package| (package.architecture.name(), package.name.clone()));
     Ok(Lock { release: name.unwrap_or(&older.release).to_owned(), packages })
+}
+
+/// The machines whose packages apt knows: this one, and those added by `dpkg --add-architecture`.
+fn known_to_apt() -> Result<Vec<Architecture>> {
+    let here = output(Command::new("dpkg").arg("--print-architecture"))?;
+    let others = output(Command::new("dpkg").arg("--print-foreign-architectures"))?;
+    let said = String::from_utf8([here, others].concat())?;
+    let names = said.split_whitespace();
+    Ok([Architecture::Amd64, Architecture::Arm64]
+        .into_iter()
+        .filter(|known| names.clone().any(|name| name == known.name()))
+        .collect())
+}
+
+/// The package that apt offers now.
+fn offered(name: &str, architecture: Architecture, work: &Path) -> Result<Package> {
+    let folder = work.join(name);
+    let _older = fs::remove_dir_all(&folder);
+    download(&format!("{name}:{}", architecture.name()), &folder)?;
+    let file = fs::read_dir(&folder)?.next().context("apt downloads a file")??.path();
+    let bytes = fs::read(&file)?;
+    let source = field(&file, "Source")?;
+    Ok(Package {
+        name: name.to_owned(),
+        architecture,
+        source: if source.is_empty() { name.to_owned() } else { source },
+        version: field(&file, "Version")?,
+        size: bytes.len() as u64,
+        sha256: sha256(&bytes),
+    })
 }
 
 /// The files of a package, as a tar archive.
@@ -222,13 +249,19 @@ pub(crate) fn output(command: &mut Command) -> Result<Vec<u8>> {
 
 /// Takes the debug information of a program apart: into `symbols`, beside a program that names that file.
 /// The names of functions stay: a backtrace has them.
-pub(crate) fn symbols_apart(program: &Path, symbols: &Path, stripped: &Path) -> Result<()> {
+pub(crate) fn symbols_apart(
+    program: &Path,
+    symbols: &Path,
+    stripped: &Path,
+    architecture: Architecture,
+) -> Result<()> {
     let folder = stripped.parent().context("a file lies in a folder")?;
     fs::create_dir_all(folder).with_context(|| format!("make {}", folder.display()))?;
-    output(Command::new("objcopy").arg("--only-keep-debug").arg(program).arg(symbols))?;
+    let objcopy = architecture.objcopy();
+    output(Command::new(&objcopy).arg("--only-keep-debug").arg(program).arg(symbols))?;
     let mut link = std::ffi::OsString::from("--add-gnu-debuglink=");
     link.push(symbols);
-    output(Command::new("objcopy").arg("--strip-debug").arg(link).arg(program).arg(stripped))?;
+    output(Command::new(&objcopy).arg("--strip-debug").arg(link).arg(program).arg(stripped))?;
     Ok(())
 }
 

@@ -30,9 +30,9 @@ struct Arguments {
     /// Write the images into this folder
     #[arg(long, required_unless_present = "lock")]
     output: Option<PathBuf>,
-    /// Folder of the programs, as `cargo build --release` made them
+    /// Folder of the programs, as `cargo build --release` made them; once for each machine
     #[arg(long, default_value = "target/release")]
-    programs: PathBuf,
+    programs: Vec<PathBuf>,
     /// Take Debian's packages from this folder, and from nowhere else
     #[arg(long)]
     debs: Option<PathBuf>,
@@ -60,11 +60,13 @@ const LOCK_HEAD: &str = "\
 # `deploy/images/build --lock` writes this file; `docs/images.md` says when to run it.
 ";
 
-/// Everything that the two images share.
+/// Everything that the two images of one machine share.
 struct Parts<'a> {
     arguments: &'a Arguments,
     root: &'a Path,
     created: String,
+    /// Folder of the programs.
+    programs: &'a Path,
     architecture: Architecture,
     lock: Lock,
     checksums: BTreeMap<(String, String), String>,
@@ -88,37 +90,48 @@ fn write_lock(root: &Path) -> Result<()> {
 }
 
 fn build(root: &Path, arguments: &Arguments) -> Result<()> {
-    let program = arguments.programs.join(Image::Extender.name());
-    let architecture = fs::read(&program)
-        .map_err(anyhow::Error::new)
-        .and_then(|bytes| Architecture::of_program(&bytes))
-        .with_context(|| format!("read the program {}", program.display()))?;
-    let parts = Parts {
-        arguments,
-        root,
-        created: Timestamp::from_second(arguments.date.into())?.to_string(),
-        architecture,
-        lock: Lock::read(&root.join("deploy/images/lock.yaml"))?,
-        checksums: bill::checksums(&fs::read_to_string(root.join("Cargo.lock"))?),
-        work: root.join("target/images"),
-    };
     let output = arguments.output.as_ref().context("`--output` names a folder")?;
     fs::create_dir_all(output)?;
-    let mut both = Layout::default();
+    let (mut all, mut machines) = (Layout::default(), Vec::new());
+    for programs in &arguments.programs {
+        let program = programs.join(Image::Extender.name());
+        let architecture = fs::read(&program)
+            .map_err(anyhow::Error::new)
+            .and_then(|bytes| Architecture::of_program(&bytes))
+            .with_context(|| format!("read the program {}", program.display()))?;
+        ensure!(!machines.contains(&architecture), "`--programs` names two folders of one machine");
+        machines.push(architecture);
+        let parts = Parts {
+            arguments,
+            root,
+            created: Timestamp::from_second(arguments.date.into())?.to_string(),
+            programs,
+            architecture,
+            lock: Lock::read(&root.join("deploy/images/lock.yaml"))?,
+            checksums: bill::checksums(&fs::read_to_string(root.join("Cargo.lock"))?),
+            work: root.join("target/images").join(architecture.name()),
+        };
+        build_machine(&parts, output, &mut all)?;
+    }
+    write_folder(&all.into_files()?, &output.join("layout"))
+}
+
+/// Writes the images of one machine, and adds them to those of all.
+fn build_machine(parts: &Parts<'_>, output: &Path, all: &mut Layout) -> Result<()> {
     for image in Image::ALL {
-        let name = format!("{}-{}", image.name(), architecture.name());
+        let name = format!("{}-{}", image.name(), parts.architecture.name());
         let made = parts.image(image, &output.join(format!("{name}.debug")))?;
         let mut alone = Layout::default();
-        made.add_to(&mut alone, &parts);
-        made.add_to(&mut both, &parts);
-        let archive = alone.files()?.to_tar(0)?;
+        let digest = made.add_to(&mut alone, parts);
+        made.add_to(all, parts);
+        let archive = alone.into_files()?.to_tar(0)?;
         fs::write(output.join(format!("{name}.tar")), &archive)?;
         fs::write(output.join(format!("{name}.spdx.json")), &made.bill)?;
         fs::write(output.join(format!("{name}.licenses.txt")), &made.licenses)?;
         let size = archive.len();
-        writeln!(io::stdout(), "{}\n    {name}.tar {size} bytes, {}", made.name, alone.digest())?;
+        writeln!(io::stdout(), "{}\n    {name}.tar {size} bytes, {digest}", made.name)?;
     }
-    write_folder(&both.files()?, &output.join("layout"))
+    Ok(())
 }
 
 /// An image before it is in a layout.
@@ -131,14 +144,15 @@ struct Made {
 }
 
 impl Made {
-    fn add_to(&self, layout: &mut Layout, parts: &Parts<'_>) {
+    /// Returns its digest.
+    fn add_to(&self, layout: &mut Layout, parts: &Parts<'_>) -> String {
         let revision = parts.arguments.revision.as_deref();
         let about = About {
             architecture: parts.architecture.name(),
             created: Some(&parts.created),
             config: self.image.config(VERSION, &parts.created, revision),
         };
-        layout.add_image(&self.name, &self.layers, &about);
+        layout.add_image(&self.name, &self.layers, &about)
     }
 }
 
@@ -154,8 +168,9 @@ impl Parts<'_> {
             .collect::<Result<_>>()?;
         let debian = self.debian(image, &packages)?;
         let stripped = self.work.join(image.name());
-        debian::symbols_apart(&self.arguments.programs.join(image.name()), symbols, &stripped)?;
-        if self.architecture.target().starts_with(std::env::consts::ARCH) {
+        let program = self.programs.join(image.name());
+        debian::symbols_apart(&program, symbols, &stripped, self.architecture)?;
+        if self.architecture.is_here() {
             debian::has_its_libraries(&stripped, &debian, self.architecture, &self.work)?;
         }
         let program = fs::read(&stripped)?;

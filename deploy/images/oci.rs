@@ -77,12 +77,14 @@ pub(crate) struct About<'a> {
 pub(crate) struct Layout {
     /// By digest.
     blobs: BTreeMap<String, Vec<u8>>,
-    manifests: Vec<Value>,
+    /// By full name, one for each machine.
+    images: BTreeMap<String, Vec<Value>>,
 }
 
 impl Layout {
-    /// Adds an image under its full name, such as `registry.example/gpupack:1.0`.
-    pub(crate) fn add_image(&mut self, name: &str, layers: &[Layer], about: &About<'_>) {
+    /// Adds an image under its full name, such as `registry.example/gpupack:1.0`, and returns its digest. Images of
+    /// several machines may have one name.
+    pub(crate) fn add_image(&mut self, name: &str, layers: &[Layer], about: &About<'_>) -> String {
         let diff_ids: Vec<&String> = layers.iter().map(|layer| &layer.diff_id).collect();
         let mut config = json!({
             "architecture": about.architecture, "os": "linux", "config": about.config,
@@ -100,12 +102,9 @@ impl Layout {
         });
         let mut entry = self.add_blob(manifest.to_string().into_bytes(), "manifest.v1+json");
         entry["platform"] = json!({"architecture": about.architecture, "os": "linux"});
-        let short = name.rsplit('/').next().unwrap_or(name);
-        // The first is read by containerd; the second by skopeo, in a layout with several images.
-        entry["annotations"] = json!({
-            "io.containerd.image.name": name, "org.opencontainers.image.ref.name": short,
-        });
-        self.manifests.push(entry);
+        let digest = entry["digest"].as_str().unwrap_or_default().to_owned();
+        self.images.entry(name.to_owned()).or_default().push(entry);
+        digest
     }
 
     fn add_blob(&mut self, bytes: Vec<u8>, kind: &str) -> Value {
@@ -118,25 +117,42 @@ impl Layout {
         blob
     }
 
-    /// The digest of the image that was added last.
-    pub(crate) fn digest(&self) -> &str {
-        self.manifests.last().and_then(|entry| entry["digest"].as_str()).unwrap_or_default()
+    /// The entry of each name: an image, or an index of those for several machines.
+    fn entries(&mut self) -> Vec<Value> {
+        let mut entries = Vec::new();
+        for (name, mut images) in std::mem::take(&mut self.images) {
+            let mut entry = match images.len() {
+                1 => images.remove(0),
+                _ => self.add_blob(index(images).to_string().into_bytes(), "index.v1+json"),
+            };
+            let short = name.rsplit('/').next().unwrap_or(&name);
+            // The first is read by containerd; the second by skopeo, in a layout with several images.
+            entry["annotations"] = json!({
+                "io.containerd.image.name": name, "org.opencontainers.image.ref.name": short,
+            });
+            entries.push(entry);
+        }
+        entries
     }
 
     /// The files of the layout.
-    pub(crate) fn files(&self) -> Result<Tree, TreeError> {
+    pub(crate) fn into_files(mut self) -> Result<Tree, TreeError> {
+        let entries = self.entries();
         let mut files = Tree::default();
         for (name, bytes) in &self.blobs {
             files.add_file(&format!("blobs/sha256/{name}"), 0o644, bytes)?;
         }
-        let index = json!({
-            "schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json",
-            "manifests": self.manifests,
-        });
-        files.add_file("index.json", 0o644, index.to_string().as_bytes())?;
+        files.add_file("index.json", 0o644, index(entries).to_string().as_bytes())?;
         files.add_file("oci-layout", 0o644, br#"{"imageLayoutVersion":"1.0.0"}"#)?;
         Ok(files)
     }
+}
+
+fn index(manifests: Vec<Value>) -> Value {
+    json!({
+        "schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json",
+        "manifests": manifests,
+    })
 }
 
 #[cfg(test)]
@@ -144,25 +160,31 @@ mod tests {
     use super::*;
 
     fn layout() -> Layout {
+        layout_for(&["amd64"])
+    }
+
+    fn layout_for(machines: &[&str]) -> Layout {
         let mut files = Tree::default();
         files.add_file("usr/bin/x", 0o755, b"program").unwrap();
         let mut layout = Layout::default();
         let layer = Layer::new(&files, 0, Packing::Gzip).unwrap();
-        let about = About { architecture: "amd64", created: None, config: json!({"User": "1:1"}) };
-        layout.add_image("host:5000/x:1", &[layer], &about);
+        for architecture in machines {
+            let about = About { architecture, created: None, config: json!({"User": "1:1"}) };
+            layout.add_image("host:5000/x:1", std::slice::from_ref(&layer), &about);
+        }
         layout
     }
 
     #[test]
     fn an_image_is_the_same_bytes_each_time() {
-        let [one, other] = [layout(), layout()].map(|it| it.files().unwrap());
+        let [one, other] = [layout(), layout()].map(|it| it.into_files().unwrap());
         assert_eq!(one, other);
         assert_eq!(one.to_tar(0).unwrap(), other.to_tar(0).unwrap());
     }
 
     #[test]
     fn each_blob_lies_under_its_digest_and_the_index_leads_to_all() {
-        let files = layout().files().unwrap();
+        let files = layout().into_files().unwrap();
         let read = |path: &str| -> Value {
             serde_json::from_slice(files.file(path).expect("it is there")).unwrap()
         };
@@ -185,5 +207,21 @@ mod tests {
         let expected = format!("sha256:{}", sha256(&unpacked));
         assert_eq!(config["rootfs"]["diff_ids"], json!([expected]));
         assert_eq!(files.paths().count(), 5, "three blobs, index and layout");
+    }
+
+    #[test]
+    fn images_of_two_machines_have_one_name() {
+        let files = layout_for(&["amd64", "arm64"]).into_files().unwrap();
+        let index: Value = serde_json::from_slice(files.file("index.json").unwrap()).unwrap();
+        let [entry] = index["manifests"].as_array().unwrap().as_slice() else { panic!("{index}") };
+        assert_eq!(entry["mediaType"], "application/vnd.oci.image.index.v1+json");
+        assert_eq!(entry["annotations"]["io.containerd.image.name"], "host:5000/x:1");
+        let name = entry["digest"].as_str().unwrap().strip_prefix("sha256:").unwrap();
+        let both = files.file(&format!("blobs/sha256/{name}")).unwrap();
+        let both: Value = serde_json::from_slice(both).unwrap();
+        let machines = both["manifests"].as_array().unwrap().iter();
+        let machines: Vec<&Value> = machines.map(|it| &it["platform"]["architecture"]).collect();
+        assert_eq!(machines, ["amd64", "arm64"]);
+        assert_eq!(files.paths().count(), 8, "layer, two of each machine, index of both, and two");
     }
 }

@@ -21,6 +21,7 @@ pub mod mps {
     pub(crate) mod clients;
     pub(crate) mod control;
     pub(crate) mod memory;
+    pub(crate) mod selinux;
     pub mod daemons;
 }
 

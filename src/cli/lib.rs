@@ -59,6 +59,7 @@ pub mod doctor {
 /// `gpupack init`
 pub mod init {
     pub(crate) mod found_cluster;
+    pub(crate) mod memory_limit;
     pub(crate) mod values;
     pub mod init_command;
 }

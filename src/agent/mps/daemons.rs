@@ -18,7 +18,7 @@ use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 
 use crate::mps::clients::Unanswered;
 use crate::mps::control::Control;
-use crate::mps::{clients, memory};
+use crate::mps::{clients, memory, selinux};
 use crate::processes::pods::PodsByProcess;
 use runtime::clock::Clock;
 use wire::api::condition::MpsState;
@@ -402,5 +402,9 @@ fn prepare(folder: &Path, control: &Control) -> std::io::Result<()> {
         std::fs::create_dir_all(made)?;
     }
     let everybodys = std::fs::Permissions::from_mode(SHARED_MEMORY_MODE);
-    std::fs::set_permissions(&shared_memory, everybodys)
+    std::fs::set_permissions(&shared_memory, everybodys)?;
+    for made in [&control.pipes, &control.logs, &shared_memory] {
+        selinux::label(made, Path::new(selinux::KERNEL))?;
+    }
+    Ok(())
 }

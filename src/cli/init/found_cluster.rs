@@ -41,7 +41,13 @@ pub(crate) struct FoundNode {
     pub(crate) gpus: u64,
     pub(crate) taints: BTreeSet<Taint>,
     pub(crate) platform: Platform,
+    /// Major version of its driver, as GPU feature discovery labels it.
+    pub(crate) driver: Option<u64>,
 }
+
+/// Labels with the major version of the driver: of GPU feature discovery, and of its releases before 0.15.
+const DRIVER_LABELS: [&str; 2] =
+    ["nvidia.com/cuda.driver-version.major", "nvidia.com/cuda.driver.major"];
 
 impl FoundNode {
     /// Of a node.
@@ -66,12 +72,14 @@ impl FoundNode {
             Platform::Unknown
         };
         let labeled = labels.get("nvidia.com/gpu.count").and_then(|text| text.parse().ok());
+        let driver = DRIVER_LABELS.iter().find_map(|label| labels.get(*label)?.parse().ok());
         let seen = NodeSummary::of(node, &std::collections::BTreeMap::new(), None);
         let advertised = seen.of_kubelet.iter().map(|(_, amount)| *amount).max();
         Self {
             gpus: labeled.or(advertised).unwrap_or(0).min(64),
             taints: taints.map(|taint| Taint { key: taint.key, effect: taint.effect }).collect(),
             platform,
+            driver,
             seen,
         }
     }
@@ -92,6 +100,8 @@ pub(crate) struct Cluster {
     pub(crate) groups: Read<BTreeSet<String>>,
     /// Namespaces in which NVIDIA's GPU Operator runs.
     pub(crate) operators: Read<BTreeSet<String>>,
+    /// Images of the container toolkits that the GPU Operator runs.
+    pub(crate) toolkits: Read<BTreeSet<String>>,
     pub(crate) runtime_classes: Read<BTreeSet<String>>,
     /// Whether kube-scheduler is a pod of the cluster.
     pub(crate) has_own_scheduler: Read<bool>,
@@ -107,6 +117,15 @@ struct Group {
     name: String,
 }
 
+/// Selects the pods that install the container toolkit for the GPU Operator.
+const TOOLKIT_PODS: &str = "&labelSelector=app%3Dnvidia-container-toolkit-daemonset";
+
+/// The image of such a pod.
+fn toolkit_image(pod: Pod) -> String {
+    let container = pod.spec.and_then(|spec| spec.containers.into_iter().next());
+    container.and_then(|container| container.image).unwrap_or_default()
+}
+
 impl Cluster {
     /// Asks the API server.
     pub(crate) async fn read(reader: &Reader) -> Self {
@@ -114,13 +133,14 @@ impl Cluster {
         let pods = ObjectPath::all("", "v1", "pods");
         let system_pods = pods.within("kube-system");
         let classes = ObjectPath::all("node.k8s.io", "v1", "runtimeclasses");
-        let (version, nodes, groups, operators, schedulers, classes) = tokio::join!(
+        let (version, nodes, groups, operators, toolkits, schedulers, classes) = tokio::join!(
             reader.path::<Info>("/version"),
             reader.list(&nodes, "", FoundNode::of),
             reader.path::<Groups>("/apis"),
             reader.list(&pods, "&labelSelector=app%3Dgpu-operator", |pod: Pod| {
                 pod.metadata.namespace.unwrap_or_default()
             }),
+            reader.list(&pods, TOOLKIT_PODS, toolkit_image),
             reader.list(&system_pods, "&labelSelector=component%3Dkube-scheduler", |_: Pod| ()),
             reader.list(&classes, "", |class: RuntimeClass| {
                 class.metadata.name.unwrap_or_default()
@@ -131,6 +151,7 @@ impl Cluster {
             nodes,
             groups: groups.map(|all| all.groups.into_iter().map(|group| group.name).collect()),
             operators: operators.map(|all| all.into_iter().collect()),
+            toolkits: toolkits.map(|images| images.into_iter().collect()),
             runtime_classes: classes.map(|all| all.into_iter().collect()),
             has_own_scheduler: schedulers.map(|pods| !pods.is_empty()),
         }

@@ -9,12 +9,16 @@ use crate::doctor::finding::{count, lines, names, short};
 use crate::doctor::parts::kubernetes;
 use crate::doctor::scheduler_file::SchedulerFile;
 use crate::init::found_cluster::{Cluster, Platform, Taint};
+use crate::init::memory_limit::choose;
 use kube_api::config::values::is_key_of_kubernetes;
 use kube_api::request::resources::MIG_PREFIX;
 use wire::api::commands::CheckState;
 
 /// Columns at which comments wrap.
 const WIDTH: usize = 100;
+
+/// The PriorityClass that the chart makes where no pod may have one of Kubernetes' own.
+const OWN_CLASS: &str = "gpupack-critical";
 
 /// Most taints that become tolerations.
 const MOST_TAINTS: usize = 20;
@@ -72,6 +76,7 @@ pub(crate) fn values(cluster: &Cluster) -> String {
     certificates(&mut sheet, cluster);
     priority(&mut sheet, cluster);
     webhook(&mut sheet, cluster);
+    memory_limit(&mut sheet, cluster);
     agents(&mut sheet, cluster);
     monitoring(&mut sheet, cluster);
     sheet.0
@@ -278,9 +283,9 @@ fn priority(sheet: &mut Sheet, cluster: &Cluster) {
         sheet.note(
             0,
             "GKE allows system classes outside kube-system only where a ResourceQuota names them, so gpupack \
-             has a class of its own.",
+             has a class of its own, which its agents use as well.",
         );
-        sheet.line("priorityClass:\n  name: gpupack-critical\n  create: true");
+        sheet.line(&format!("priorityClass:\n  name: {OWN_CLASS}\n  create: true"));
     }
 }
 
@@ -325,6 +330,14 @@ fn is_left_to_users(taint: &Taint) -> bool {
     !is_known && !is_tolerated_by_the_webhook(taint)
 }
 
+/// Who holds memory on shared GPUs.
+fn memory_limit(sheet: &mut Sheet, cluster: &Cluster) {
+    let choice = choose(cluster);
+    sheet.line("");
+    sheet.note(0, &choice.reason);
+    sheet.line(&format!("config:\n  webhook:\n    memory_limit: {}", choice.limit));
+}
+
 fn agents(sheet: &mut Sheet, cluster: &Cluster) {
     sheet.line("");
     let mut section = Sheet::default();
@@ -339,6 +352,9 @@ fn agents(sheet: &mut Sheet, cluster: &Cluster) {
         section.note(2, &text);
     }
     section.line("  image:\n    repository: ghcr.io/gpupack/gpupack-agent");
+    if cluster.platform() == Platform::Gke {
+        section.line(&format!("  priorityClassName: {OWN_CLASS}"));
+    }
     let taints = cluster.gpu_nodes().flat_map(|node| &node.taints);
     let taints: BTreeSet<&Taint> = taints.filter(|taint| is_left_to_users(taint)).collect();
     if !taints.is_empty() {

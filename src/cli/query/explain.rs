@@ -93,6 +93,9 @@ fn text(found: &Explanation) -> String {
     if !facts.is_empty() {
         text += &wrapped("", &facts.join("; "));
     }
+    if let Some(protection) = &found.protection {
+        text += &wrapped("", protection);
+    }
     if found.fitting_nodes > 0 && found.blocked_by.is_some() {
         text += &wrapped("fits on ", &found.fits_on.join(", "));
     }

@@ -6,7 +6,9 @@ use crate::top::sums::Sums;
 use wire::api::commands::{DeviceItem, DeviceList, NodeList, TenantItem, TenantList};
 use wire::api::kind::{ApiVersion, DeviceListKind, NodeListKind, TeamListKind, TenantListKind};
 use wire::api::page::{Team, TeamList};
-use wire::api::state::{DeviceKind, Health, InstanceState, Node, NodeReporting, PodState, Tenant};
+use wire::api::state::{
+    DeviceKind, Health, InstanceState, MemoryHolder, Node, NodeReporting, PodState, Tenant,
+};
 
 /// Cells of the bar that shows the tenants of a GPU.
 const BAR_CELLS: u64 = 8;
@@ -162,7 +164,7 @@ impl TopRow for TenantItem {
         "REQUEST",
         "LIMIT",
         "USED",
-        "ISOLATION",
+        "HELD BY",
         "STATE",
     ];
     const RIGHT: &'static [usize] = &[3, 4, 5, 6, 7];
@@ -180,7 +182,7 @@ impl TopRow for TenantItem {
             gib(tenant.allocated.memory_mib),
             gib(tenant.limit_mib.unwrap_or(tenant.allocated.memory_mib)),
             tenant.used_mib.map_or_else(|| "-".to_owned(), gib),
-            format!("{:?}", tenant.isolation.verified),
+            tenant.isolation.held_by.map_or("-", MemoryHolder::words).to_owned(),
             match tenant.state {
                 _ if is_over(tenant) => "Over".to_owned(),
                 PodState::Confirmed if tenant.runs_on.is_some() => "Guest".to_owned(),

@@ -7,17 +7,21 @@ use std::time::Duration;
 
 use crate::metrics::guard::{EvictionReason, EvictionResult};
 use crate::shared::app::App;
-use engine::model::isolation::Mode;
+use engine::model::isolation::{DriverLimits, Mode};
 use engine::model::node_state::NodeState;
 use engine::model::reservation::PodRef;
 use engine::usage::node_details::NodeDetails;
 use engine::usage::over_limit::{EvictionAnswer, Evictions};
 use engine::usage::samples::{OnDevice, OverLimitPod, Use};
+use engine::usage::tenant_isolation::TenantIsolation;
+use kube_api::config::file::Config;
+use kube_api::config::guard::GuardConfig;
 use kube_api::pod::seen_pod::SeenPod;
 use kube_api::write::events::NoticeReason;
 use kube_api::write::evict::{EvictOutcome, EvictionRun};
 use kube_api::write::target::PodKey;
 use wire::api::state;
+use wire::api::state::MemoryHolder;
 use wire::ids::{DeviceId, NodeName, PodUid};
 use wire::mutation::{Mutation, mutated};
 use wire::units::MemMib;
@@ -39,6 +43,51 @@ pub(crate) struct UnverifiedIsolation<'a> {
     pub(crate) configured: Mode,
     /// The limit that was read back.
     pub(crate) limit: Option<MemMib>,
+}
+
+/// What the configuration does so that pods use no more memory than they may.
+#[derive(Clone, Copy, Debug)]
+pub struct Protection {
+    /// What limits containers that share a GPU.
+    pub limits: DriverLimits,
+    /// What is done about over-limit pods.
+    pub guard: GuardConfig,
+}
+
+impl Protection {
+    /// Of a configuration.
+    pub fn of(config: &Config) -> Self {
+        Self { limits: config.webhook.memory_limit.driver_limits(), guard: config.guard }
+    }
+
+    /// Who holds a tenant to its memory: what was verified, else the guard where it evicts.
+    pub fn holder(self, isolation: TenantIsolation) -> MemoryHolder {
+        match isolation.verified {
+            Mode::Whole => MemoryHolder::Whole,
+            Mode::Mig => MemoryHolder::Mig,
+            Mode::Driver => MemoryHolder::Driver,
+            Mode::Mps => MemoryHolder::Mps,
+            Mode::None if self.guard.evict => MemoryHolder::Guard,
+            Mode::None => MemoryHolder::Nobody,
+        }
+    }
+
+    /// Who holds a pod to its memory, as a sentence: the weakest of its devices counts, and a limit that is
+    /// configured and not verified is named beside. `None` if the node lacks its devices.
+    pub fn sentence(self, node: &NodeState, details: &NodeDetails, uid: &PodUid) -> Option<String> {
+        let held = node.devices().iter().filter_map(|device| {
+            let (_, held) = device.tenants().iter().find(|(tenant, _)| *tenant == uid)?;
+            Some(details.isolation.of(device, uid, *held, self.limits))
+        });
+        let weakest = held.min_by_key(|isolation| self.holder(*isolation))?;
+        let unverified = match weakest.configured {
+            configured if configured == weakest.verified => "",
+            Mode::Driver => ", since the configured limit of the driver is not verified",
+            Mode::Mps => ", since the configured limit of MPS is not verified",
+            Mode::None | Mode::Mig | Mode::Whole => "",
+        };
+        Some(format!("memory held by: {}{unverified}", self.holder(weakest).words()))
+    }
 }
 
 /// The over-limit pods on a device of `node`.
@@ -220,4 +269,60 @@ fn settle(app: &App, chosen: &OverLimitPod, outcome: &EvictOutcome) -> EvictionA
     };
     app.metrics.evicted(EvictionReason::OverLimit, result);
     answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use engine::ledger::ledger_fixture::{bound, ledger};
+    use wire::units::Timestamp;
+
+    fn protection(text: &str) -> Protection {
+        Protection::of(&Config::from_yaml(text).unwrap())
+    }
+
+    #[test]
+    fn what_was_verified_holds_memory_else_the_guard_where_it_evicts() {
+        let (idle, evicts) = (protection("guard:"), protection("guard: { evict: true }"));
+        for (verified, held, guarded) in [
+            (Mode::None, MemoryHolder::Nobody, MemoryHolder::Guard),
+            (Mode::Mps, MemoryHolder::Mps, MemoryHolder::Mps),
+            (Mode::Driver, MemoryHolder::Driver, MemoryHolder::Driver),
+            (Mode::Mig, MemoryHolder::Mig, MemoryHolder::Mig),
+            (Mode::Whole, MemoryHolder::Whole, MemoryHolder::Whole),
+        ] {
+            let isolation = TenantIsolation { configured: Mode::Driver, verified };
+            let found = (idle.holder(isolation), evicts.holder(isolation));
+            assert_eq!(found, (held, guarded), "{verified:?}");
+        }
+    }
+
+    #[test]
+    fn a_limit_that_is_configured_and_not_verified_is_named_and_does_not_count() {
+        for (millionths, config, said) in [
+            (500_000, "guard:", Some("memory held by: nobody")),
+            (500_000, "guard: { evict: true }", Some("memory held by: guard")),
+            (
+                500_000,
+                "webhook: { memory_limit: driver }",
+                Some(
+                    "memory held by: nobody, since the configured limit of the driver is not verified",
+                ),
+            ),
+            (
+                500_000,
+                "{webhook: { memory_limit: mps }, guard: { evict: true }}",
+                Some("memory held by: guard, since the configured limit of MPS is not verified"),
+            ),
+            (1_000_000, "webhook: { memory_limit: driver }", Some("memory held by: whole GPU")),
+        ] {
+            let ledger = ledger("A B");
+            let fact = bound("p", "n", "A", millionths);
+            ledger.see_pod(&fact, Timestamp::START);
+            let (node, details) = (ledger.node("n").unwrap(), ledger.details("n"));
+            let sentence = |uid| protection(config).sentence(&node, &details, &PodUid::new(uid));
+            assert_eq!(sentence("p").as_deref(), said, "{config}");
+            assert_eq!(sentence("q"), None, "it is not there");
+        }
+    }
 }

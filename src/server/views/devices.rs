@@ -1,10 +1,10 @@
 //! The devices of `/v1/state`, with their tenants.
 
 use crate::views::pods::reservation_state;
-use control::pods::memory_guard::over_limit_pods;
+use control::pods::memory_guard::{Protection, over_limit_pods};
 use engine::hardware::pool::{ConfiguredIsolation, InstanceUse};
 use engine::model::device_state::{DeviceState, Origin, Verification};
-use engine::model::isolation::{DriverLimits, Mode};
+use engine::model::isolation::Mode;
 use engine::model::node_state::{NodeReporting, NodeState};
 use engine::model::reservation::Reservation;
 use engine::usage::node_details::NodeDetails;
@@ -20,7 +20,7 @@ use wire::units::{Demand, MemMib};
 /// One device of a node.
 pub(crate) fn device(
     node: &NodeState,
-    limits: DriverLimits,
+    protection: Protection,
     details: &NodeDetails,
     device_state: &DeviceState,
 ) -> Device {
@@ -79,7 +79,7 @@ pub(crate) fn device(
         untracked_mib: on.map_or(0, |on| on.untracked.mib()),
         over_limit_pods: on.map(|on| over_limit_pods(node, on)).unwrap_or_default(),
         overallocated: device_state.is_overallocated(),
-        tenants: tenants(node, details, device_state, limits),
+        tenants: tenants(node, details, device_state, protection),
         guests: guests(node, details, device_state),
     }
 }
@@ -165,7 +165,7 @@ fn tenants(
     node: &NodeState,
     details: &NodeDetails,
     device_state: &DeviceState,
-    limits: DriverLimits,
+    protection: Protection,
 ) -> Vec<Tenant> {
     let tenants = device_state.tenants().iter().map(|(uid, held)| {
         let reservation = node.reservation(uid);
@@ -175,7 +175,7 @@ fn tenants(
         let where_it_runs = node.devices().iter().find(|running| running.device().id == *runs_on);
         let limit = where_it_runs.and_then(|device| device.memory_limit(uid));
         let on = details.usage_samples.on(runs_on);
-        let isolation = details.isolation.of(device_state, uid, *held, limits);
+        let isolation = details.isolation.of(device_state, uid, *held, protection.limits);
         Tenant {
             pod_uid: uid.to_string(),
             pod: reservation.map(|held| held.pod.name.to_string()).unwrap_or_default(),
@@ -186,6 +186,7 @@ fn tenants(
             isolation: TenantIsolation {
                 configured: mode(isolation.configured),
                 verified: mode(isolation.verified),
+                held_by: Some(protection.holder(isolation)),
             },
             runs_on: reservation.and_then(Reservation::guest_on).map(DeviceId::to_string),
             comes_home: reservation.is_some_and(Reservation::is_going_home),
@@ -212,6 +213,7 @@ fn guests(node: &NodeState, details: &NodeDetails, device_state: &DeviceState) -
 mod tests {
     use super::*;
     use engine::ledger::ledger_fixture::{failed_mig_order, ledger};
+    use kube_api::config::file::Config;
 
     #[test]
     fn a_gpu_has_the_orders_about_its_instances_that_fail() {
@@ -220,7 +222,8 @@ mod tests {
         let failed = [("A", Some("MIG-1")), ("A", None), ("C", None)];
         details.mig_failures =
             failed.map(|(gpu, removed)| failed_mig_order(gpu, 3, removed)).into();
-        let view = |at: usize| device(&node, DriverLimits::Unused, &details, &node.devices()[at]);
+        let protection = Protection::of(&Config::default());
+        let view = |at: usize| device(&node, protection, &details, &node.devices()[at]);
         let shown = serde_json::to_value(view(0)).unwrap();
         let made =
             serde_json::json!({"profile": "1g.6gb", "start": 3, "error": "process 7 uses it"});

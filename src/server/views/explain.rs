@@ -8,7 +8,7 @@ use crate::views::pods::reservation_state;
 use crate::views::viewer::Viewer;
 use crate::views::waiting::{Queues, since};
 use control::pods::group_state::Groups;
-use control::pods::memory_guard::excesses;
+use control::pods::memory_guard::{Protection, excesses};
 use control::pods::proposals::listed;
 use control::pods::wording;
 use control::pods::wording::{SUGGESTION_REQUEST, SUGGESTION_UNPLACED};
@@ -75,6 +75,7 @@ pub fn explain_named(
     let Some((node, held)) = held else { return explain_unplaced(&*unreadable?) };
     let is_over = app.ledger.teams.over_quota().pods.contains(&held.pod.uid);
     let failure = app.pods.start_failures.get(&held.pod.uid).map(|failure| failure.clone());
+    let details = app.ledger.details(node.name().as_str());
     let devices: Vec<&str> =
         held.placement.devices.iter().map(|device| device.id.as_str()).collect();
     Some(Explanation {
@@ -87,7 +88,7 @@ pub fn explain_named(
             wording::limit(node, held),
             wording::lost(node, held),
             if is_over { OVER_QUOTA } else { "" },
-            excesses(&app.ledger.details(node.name().as_str()), &held.pod.uid),
+            excesses(&details, &held.pod.uid),
             failure.as_ref().map(|failure| format!("; {failure}")).unwrap_or_default(),
             unreadable.as_deref().map(wording::unreadable).unwrap_or_default()
         ),
@@ -97,6 +98,7 @@ pub fn explain_named(
             .collect(),
         request: held.request.as_deref().map(wording::in_words).unwrap_or_default(),
         pod,
+        protection: Protection::of(&app.config).sentence(node, &details, &held.pod.uid),
         fits_on: vec![node.name().to_string()],
         fitting_nodes: 1,
         ..Explanation::default()

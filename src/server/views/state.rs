@@ -5,6 +5,7 @@ use serde::Serialize;
 use crate::views::pods::host_amount;
 use crate::views::viewer::Viewer;
 use crate::views::{devices, pods};
+use control::pods::memory_guard::Protection;
 use control::shared::app::App;
 use engine::model::node_state::{NodeReporting, NodeState};
 use engine::scoring::fragmentation::PackingSums;
@@ -81,9 +82,9 @@ pub(crate) fn reporting(state: NodeReporting) -> state::NodeReporting {
 
 fn node(app: &App, node: &NodeState, viewer: &Viewer) -> Node {
     let details = app.ledger.details(node.name().as_str());
-    let limits = app.config.webhook.memory_limit.driver_limits();
+    let protection = Protection::of(&app.config);
     let devices = node.devices().iter();
-    let devices = devices.map(|found| devices::device(node, limits, &details, found)).collect();
+    let devices = devices.map(|found| devices::device(node, protection, &details, found)).collect();
     let (driver, cuda) = details.driver.map(|driver| (driver.version, driver.cuda)).unzip();
     let mut view = Node {
         name: node.name().to_string(),

@@ -34,6 +34,9 @@ pub struct Explanation {
     /// What is in its way; left out for a placed pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocked_by: Option<Obstacle>,
+    /// Who holds a placed pod to its memory; the weakest of its devices counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protection: Option<String>,
     /// Seconds since its creation; only of waiting pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub age_seconds: Option<u64>,

@@ -406,11 +406,46 @@ pub struct Tenant {
 
 /// What limits the memory of one tenant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
 pub struct TenantIsolation {
     /// What was requested or configured.
     pub configured: IsolationMode,
     /// What was read back on the node.
     pub verified: IsolationMode,
+    /// Who holds it to its memory; left out by extenders that do not say so yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_by: Option<MemoryHolder>,
+}
+
+/// Who holds a pod to its memory on a device, the weakest first. Only what was verified counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+pub enum MemoryHolder {
+    /// Nothing limits it.
+    Nobody,
+    /// gpupack evicts it while it uses more than it may, if the driver reports what it uses.
+    Guard,
+    /// NVIDIA MPS. Its clients must cooperate.
+    Mps,
+    /// The driver.
+    Driver,
+    /// The MIG instance that it has for itself.
+    Mig,
+    /// Nobody has to: it has the whole GPU.
+    Whole,
+}
+
+impl MemoryHolder {
+    /// In words, after "memory held by".
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Nobody => "nobody",
+            Self::Guard => "guard",
+            Self::Mps => "MPS",
+            Self::Driver => "driver",
+            Self::Mig => "MIG instance",
+            Self::Whole => "whole GPU",
+        }
+    }
 }
 
 /// The weakest isolation that a pod accepts.

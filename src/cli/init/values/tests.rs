@@ -38,6 +38,7 @@ fn bare() -> Cluster {
         ]),
         groups: Ok(set(&["apps"])),
         operators: Ok(set(&[])),
+        toolkits: Ok(set(&[])),
         runtime_classes: Ok(set(&["nvidia"])),
         has_own_scheduler: Ok(true),
     }
@@ -57,6 +58,7 @@ fn rich() -> Cluster {
         nodes: Ok(vec![full]),
         groups: Ok(set(&["cert-manager.io", "monitoring.coreos.com"])),
         operators: Ok(set(&["nvidia-operator"])),
+        toolkits: Ok(set(&["nvcr.io/nvidia/k8s/container-toolkit:v1.20.1"])),
         runtime_classes: Ok(set(&["nvidia"])),
         has_own_scheduler: Ok(false),
     }
@@ -70,6 +72,7 @@ fn closed() -> Cluster {
         nodes: Err(no()),
         groups: Err(no()),
         operators: Err(no()),
+        toolkits: Err(no()),
         runtime_classes: Err(no()),
         has_own_scheduler: Err(Unread::Failed("x".repeat(9_999))),
     }
@@ -85,6 +88,7 @@ fn hostile() -> Cluster {
         version: version("v1.2.3\nd: e"),
         nodes: Ok(vec![odd; 5_000]),
         operators: Ok(set(&["a\"]\nf: g"])),
+        toolkits: Ok(set(&["t:v1.2.3\nh: i"])),
         ..bare()
     }
 }
@@ -116,6 +120,7 @@ fn values_follow_from_what_was_found() {
     assert_eq!(found["scheduler"]["ignoredResources"], json!(["nvidia.com/mig-9g.999gb"]));
     assert_eq!(found["certificates"]["source"], "cert-manager");
     assert_eq!(found["priorityClass"]["create"], true);
+    assert_eq!(found["agents"]["priorityClassName"], found["priorityClass"]["name"]);
     assert_eq!(found["webhook"]["excludedNamespaces"], json!(["nvidia-operator"]));
     assert_eq!(found["webhook"]["toleratedTaints"], json!(["nvidia.com/gpu", "sku"]));
     let tolerations = json!([{"key": "nvidia.com/gpu", "operator": "Exists"},
@@ -133,11 +138,11 @@ fn values_follow_from_what_was_found() {
 fn what_is_not_known_is_a_comment_and_nothing_hostile_gets_out() {
     let (text, found) = read(&closed());
     let keys: Vec<&String> = found.as_object().unwrap().keys().collect();
-    assert_eq!(keys, ["agents", "image", "inPlace"], "{text}");
+    assert_eq!(keys, ["agents", "config", "image", "inPlace"], "{text}");
     assert!(text.contains("it needs the right to get it") && text.len() < 3_000, "{text}");
     let (text, found) = read(&hostile());
     let keys: Vec<&String> = found.as_object().unwrap().keys().collect();
-    let known = ["agents", "certificates", "image", "inPlace", "scheduler", "webhook"];
+    let known = ["agents", "certificates", "config", "image", "inPlace", "scheduler", "webhook"];
     assert_eq!(keys, known, "{text}");
     assert!(text.len() < 5_000 && !text.contains('\u{1b}'), "{text}");
 }
@@ -186,7 +191,8 @@ fn forbidden(schema: &Value, value: &Value, path: &str, found: &mut Vec<String>)
 
 #[test]
 fn the_chart_allows_each_value() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/helm/gpupack/values.schema.json");
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/helm/gpupack/values.schema.json");
     let Ok(text) = std::fs::read_to_string(path) else {
         let _ = writeln!(std::io::stderr(), "skipped: values because there is no chart here");
         return;
@@ -199,4 +205,32 @@ fn the_chart_allows_each_value() {
     assert!(found.is_empty(), "{found:?}");
     forbidden(&schema, &json!({"other": 1, "inPlace": "no"}), "", &mut found);
     assert_eq!(found.len(), 2, "the schema is read: {found:?}");
+}
+
+/// A cluster whose GPU nodes have these drivers, and whose operator runs these toolkits.
+fn with(drivers: &[Option<u64>], toolkits: &[&str]) -> Cluster {
+    let nodes = drivers.iter().map(|driver| FoundNode {
+        driver: *driver,
+        ..node("n", "NVIDIA-L4", 1, Platform::Unknown)
+    });
+    let images = toolkits.iter().map(|version| format!("nvcr.io/t/container-toolkit:{version}"));
+    Cluster { nodes: Ok(nodes.collect()), toolkits: Ok(images.collect()), ..bare() }
+}
+
+#[test]
+fn the_driver_holds_memory_where_every_node_can() {
+    for (drivers, toolkits, limit, why) in [
+        (&[Some(615), Some(620)][..], &["v1.20.1-ubi9", "v1.21.0"][..], "driver", "cgroup v2"),
+        (&[Some(615), Some(580)], &["v1.20.1"], "none", "nodes have r580"),
+        (&[Some(615), None], &["v1.20.1"], "none", "not all GPU nodes name their driver"),
+        (&[], &["v1.20.1"], "none", "not all GPU nodes name their driver"),
+        (&[Some(615)], &["v1.20.1", "v1.18.0-ubi8"], "none", "1.18.0 runs, which would ignore it"),
+        (&[Some(615)], &[], "none", "only the GPU Operator's pods name"),
+        (&[Some(615)], &["latest"], "none", "only the GPU Operator's pods name"),
+        (&[Some(615)], &["v1.20.1", "latest"], "none", "only the GPU Operator's pods name"),
+    ] {
+        let (text, found) = read(&with(drivers, toolkits));
+        assert_eq!(found["config"]["webhook"]["memory_limit"], limit, "{text}");
+        assert!(text.replace("\n#", "").contains(why), "{why} in {text}");
+    }
 }

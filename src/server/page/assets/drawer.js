@@ -3,9 +3,10 @@ import { because, button, by, color, command, count, fetchJson, gib, make, numbe
 import { deviceName, fleet, teamColor } from "./fleet.js";
 
 const drawer = { shown: "", returnTo: null, onClose: () => {} };
-const ISOLATION = {
-  None: "nothing: time slicing only", Mps: "limits of MPS", Driver: "a limit of the driver", Mig: "its own MIG instance", Whole: "no neighbors: it has the whole GPU",
+const HELD_BY = {
+  Nobody: "nobody: time slicing only", Guard: "the guard: gpupack evicts it if it uses more than it may", Mps: "limits of MPS", Driver: "a limit of the driver", Mig: "its own MIG instance", Whole: "no neighbors: it has the whole GPU",
 };
+const CONFIGURED = { Mps: "; limits of MPS are configured and not verified", Driver: "; a limit of the driver is configured and not verified" };
 
 export const shown = () => drawer.shown;
 
@@ -163,14 +164,14 @@ function tenantBox(tenant, device, overs, openPod) {
   swatch.append(svg("rect", { width: 12, height: 12, fill: ink }));
   name.append(swatch, tenant.pod ? button(tenant.pod, () => openPod(tenant.pod), "plain") : make("span", tenant.podUid || "another team"));
   if (tenant.pod && overs.has(tenant.pod)) name.append(make("span", "uses more than it may", "bad small"));
-  const { configured, verified } = tenant.isolation;
-  const limited = verified !== "None" ? ISOLATION[verified] : configured === "None" ? ISOLATION.None : ISOLATION[configured] + ", configured and not verified";
+  const { configured, verified, heldBy } = tenant.isolation;
+  const held = HELD_BY[heldBy] + (configured === verified ? "" : CONFIGURED[configured] || "");
   box.append(name, meter(tenant, device, ink), facts([
     ["Allocated", share(tenant.allocated.shareMillionths) + " of compute, " + gib(tenant.allocated.memoryMib) + " of memory"],
     ["In use", tenant.usedMib === undefined ? "not known" : gib(tenant.usedMib) + " of memory"],
     ["May use", tenant.limitMib === undefined ? null : "up to " + gib(tenant.limitMib) + " of memory" + (tenant.usedMib > tenant.allocated.memoryMib ? "; it borrows " + gib(tenant.usedMib - tenant.allocated.memoryMib) + ", until another pod needs it" : "")],
     ["Runs on", tenant.runsOn ? tenant.runsOn + (tenant.comesHome ? "; it is being restarted here" : ", until another pod needs that GPU") : null],
-    ["Limited by", limited],
+    ["Memory held by", held],
     ["State", { Assumed: "being bound", Confirmed: "placed", Draining: "ended; its processes may still run" }[tenant.state] || tenant.state],
   ]));
   if (tenant.pod) box.append(command(tenant.pod));
@@ -194,6 +195,7 @@ function list(title, items) {
 
 function podBody(found, openNode) {
   const body = [make("p", found.verdict)];
+  if (found.protection) body.push(make("p", found.protection));
   const waits = fleet.figures.waitingPods.find((pod) => pod.pod === found.pod);
   if (waits) body.push(facts([["Requests", waits.request], ["Priority", String(waits.priority)], ["Suggestion", waits.suggestion]]));
   body.push(...list("What would help", found.suggestions));

@@ -430,7 +430,7 @@ pub enum MemoryHolder {
     Driver,
     /// The MIG instance that it has for itself.
     Mig,
-    /// Nobody has to: it has the whole GPU.
+    /// Nothing has to: it has the whole GPU.
     Whole,
 }
 

@@ -69,6 +69,29 @@ impl Bed {
         journal.unwrap_or_default().lines().map(str::to_owned).collect()
     }
 
+    /// Says which modules the kernel has loaded.
+    pub(crate) fn load_modules(&self, names: &[&str]) {
+        let line = |name: &&str| format!("{name} 57933824 18 - Live 0x0000000000000000 (PO)\n");
+        let text: String = names.iter().map(line).collect();
+        std::fs::create_dir_all(self.proc_root()).unwrap();
+        std::fs::write(self.path("modules.next"), text).unwrap();
+        std::fs::rename(self.path("modules.next"), self.proc_root().join("modules")).unwrap();
+    }
+
+    /// The processes that have the library open: none may, when a driver is unloaded.
+    pub(crate) fn holders(&self) -> Vec<u32> {
+        let control = self.path("nvidiactl");
+        let has_it = |pid: &u32| {
+            let files =
+                std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+            let mut files = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+            files.any(|file| file == control)
+        };
+        let all = std::fs::read_dir("/proc").unwrap().flatten();
+        let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        pids.filter(has_it).collect()
+    }
+
     /// Takes a function out of the library: its name is changed, so that the loader's hash table
     /// leads to another name.
     pub(crate) fn without(self, symbol: &str) -> Self {

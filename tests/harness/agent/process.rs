@@ -4,6 +4,10 @@ use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use runtime::clock::Clock;
 
 use super::bed::Bed;
 use super::extender::Extender;
@@ -12,6 +16,8 @@ use super::extender::Extender;
 pub(crate) struct AgentProcess {
     child: Child,
     metrics: String,
+    /// The lines of its log so far.
+    log: Arc<Mutex<Vec<String>>>,
 }
 
 impl AgentProcess {
@@ -41,13 +47,17 @@ impl AgentProcess {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
-        let shown = log.by_ref().map(Result::unwrap).find(|line| line.contains("showing metrics"));
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let shown =
+            lines.by_ref().map(Result::unwrap).find(|line| line.contains("showing metrics"));
         let shown = shown.expect("the agent shows its metrics, or says on stderr why not");
         let metrics = shown.rsplit_once("address=").unwrap().1.trim().to_owned();
-        // Its other output is not needed, but must not fill the pipe.
-        std::thread::spawn(move || log.for_each(drop));
-        Self { child, metrics }
+        let log = Arc::<Mutex<Vec<String>>>::default();
+        let kept = Arc::clone(&log);
+        std::thread::spawn(move || {
+            lines.map_while(Result::ok).for_each(|line| kept.lock().unwrap().push(line));
+        });
+        Self { child, metrics, log }
     }
 
     pub(crate) fn id(&self) -> u32 {
@@ -56,12 +66,46 @@ impl AgentProcess {
 
     /// What Prometheus would read.
     pub(crate) fn metrics(&self) -> String {
-        let mut stream = TcpStream::connect(&self.metrics).unwrap();
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: n\r\nConnection: close\r\n\r\n").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
+        let answer = self.asked("/metrics");
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
         answer
+    }
+
+    /// The whole answer to a request for this path.
+    pub(crate) fn asked(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(&self.metrics).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: n\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    /// The lines of its log that have this text.
+    pub(crate) fn logged(&self, text: &str) -> Vec<String> {
+        let lines = self.log.lock().unwrap();
+        lines.iter().filter(|line| line.contains(text)).cloned().collect()
+    }
+
+    /// The last line of its log.
+    pub(crate) fn last_line(&self) -> String {
+        self.log.lock().unwrap().last().cloned().unwrap_or_default()
+    }
+
+    /// The exit code, if it ends within this time, and how long that took.
+    pub(crate) fn ends_within(&mut self, most: Duration) -> Option<(Option<i32>, Duration)> {
+        let clock = Clock::start();
+        while clock.precise() < most {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                let took = clock.precise();
+                // The thread that reads the log sees the end of the pipe.
+                std::thread::sleep(Duration::from_millis(100));
+                return Some((status.code(), took));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        None
     }
 
     /// The value of the series whose line has all `parts`.

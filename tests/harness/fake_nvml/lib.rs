@@ -8,6 +8,9 @@
 //! library and has a scenario of its own. It is read again when it has changed: a test changes the
 //! hardware below a running agent by replacing the file.
 //!
+//! While it is open, its process has the file `nvidiactl` beside the scenario open, as a process that keeps a
+//! driver from being unloaded.
+//!
 //! It is strict where it matters: version words are checked, buffers are never overrun, counts are
 //! answered in NVML's two steps, events come once, to registered sets, and not from before they
 //! registered, and calls before `nvmlInit_v2` fail. A function that a driver lacks is not in the
@@ -17,7 +20,9 @@
 #![expect(missing_docs, clippy::missing_safety_doc, reason = "nvml.h documents them")]
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::fs::File;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use self::scenario::{Gpu, Process, Scenario};
@@ -76,6 +81,9 @@ pub struct ProcessInfo {
 /// How often the library is initialised.
 static STARTS: AtomicUsize = AtomicUsize::new(0);
 
+/// The device file that is open while the library is.
+static CONTROL: Mutex<Option<File>> = Mutex::new(None);
+
 /// Answers a call, or fails as the scenario says.
 fn answer(symbol: &str, call: impl FnOnce(&Scenario) -> Result<(), c_uint>) -> c_uint {
     if symbol != "nvmlInit_v2" && STARTS.load(Ordering::SeqCst) == 0 {
@@ -88,18 +96,37 @@ fn answer(symbol: &str, call: impl FnOnce(&Scenario) -> Result<(), c_uint>) -> c
     if let Some(delay) = scenario.delays_ms.get(symbol) {
         std::thread::sleep(Duration::from_millis(*delay));
     }
+    if symbol != "nvmlShutdown"
+        && let Some(code) = scenario.staleness()
+    {
+        return code;
+    }
     match scenario.failures.get(symbol) {
         Some(code) => *code,
         None => call(&scenario).err().unwrap_or(SUCCESS),
     }
 }
 
+/// The part of a MIG device's handle by which it ends with the instance, above that of its place.
+const OWN: usize = 40;
+
+/// The handle of the MIG device with this UUID at a place.
+fn instance_handle(place: usize, uuid: &str) -> usize {
+    let sum = |sum: usize, byte: u8| sum.wrapping_mul(31).wrapping_add(usize::from(byte));
+    (uuid.bytes().fold(0, sum) & 0xffff | 1) << OWN | place
+}
+
 /// The device of a handle: GPUs count from one in steps of 256, their instances in between.
 fn device_of(scenario: &Scenario, handle: usize) -> Option<&Gpu> {
-    let gpu = scenario.gpus.get((handle >> 8).wrapping_sub(1))?;
-    match handle & 0xff {
+    let place = handle & ((1 << OWN) - 1);
+    let gpu = scenario.gpus.get((place >> 8).wrapping_sub(1))?;
+    match place & 0xff {
         0 => Some(gpu),
-        number => gpu.mig.as_ref()?.get(number - 1)?.as_ref(),
+        number => {
+            let instance = gpu.mig.as_ref()?.get(number - 1)?.as_ref()?;
+            let is_it = place == handle || instance_handle(place, &instance.uuid) == handle;
+            is_it.then_some(instance)
+        }
     }
 }
 
@@ -152,8 +179,8 @@ unsafe fn put_text(buffer: *mut c_char, length: c_uint, text: &str) -> Result<()
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlInit_v2() -> c_uint {
     let code = answer("nvmlInit_v2", |_| Ok(()));
-    if code == SUCCESS {
-        STARTS.fetch_add(1, Ordering::SeqCst);
+    if code == SUCCESS && STARTS.fetch_add(1, Ordering::SeqCst) == 0 {
+        hold(scenario::path().and_then(|path| File::create(path.with_file_name("nvidiactl")).ok()));
     }
     code
 }
@@ -163,9 +190,19 @@ pub extern "C" fn nvmlShutdown() -> c_uint {
     let code = answer("nvmlShutdown", |_| Ok(()));
     let less = |starts: usize| starts.checked_sub(1);
     match STARTS.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less) {
-        Ok(_) => code,
+        Ok(before) => {
+            if before == 1 {
+                hold(None);
+            }
+            code
+        }
         Err(_) => UNINITIALIZED,
     }
+}
+
+/// Keeps a device file open, in place of the one before.
+fn hold(file: Option<File>) {
+    *CONTROL.lock().unwrap_or_else(PoisonError::into_inner) = file;
 }
 
 /// The words for a return code, which the container toolkit puts into its errors. Works before the
@@ -236,7 +273,10 @@ pub unsafe extern "C" fn nvmlDeviceGetHandleByUUID(
             let instances = gpu.mig.iter().flatten().zip(1..);
             let instances = instances.filter_map(|(it, at)| Some((it.as_ref()?, at)));
             let all = std::iter::once((gpu, 0)).chain(instances);
-            all.map(move |(it, at)| (it.uuid.as_str(), number << 8 | at))
+            all.map(move |(it, at)| match number << 8 | at {
+                place if at == 0 => (it.uuid.as_str(), place),
+                place => (it.uuid.as_str(), instance_handle(place, &it.uuid)),
+            })
         });
         let mut found = handles.filter(|(known, _)| *known == uuid);
         unsafe { put(device, found.next().ok_or(NOT_FOUND)?.1) }

@@ -2,7 +2,8 @@
 
 use std::ffi::c_uint;
 
-use super::{INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, answer_for, answer_in, making, put};
+use super::{INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED};
+use super::{answer_for, answer_in, instance_handle, making, put};
 
 /// A GPU may have as many instances as this.
 const MAX_INSTANCES: c_uint = 7;
@@ -76,11 +77,9 @@ pub unsafe extern "C" fn nvmlDeviceGetMigDeviceHandleByIndex(
 ) -> c_uint {
     answer_for("nvmlDeviceGetMigDeviceHandleByIndex", device, |gpu| {
         let mig = gpu.mig.as_ref().ok_or(NOT_SUPPORTED)?;
-        let exists = mig.get(index as usize).is_some_and(Option::is_some);
-        if !exists {
-            return Err(NOT_FOUND);
-        }
-        unsafe { put(instance, device | (index as usize + 1)) }
+        let found = mig.get(index as usize).and_then(Option::as_ref).ok_or(NOT_FOUND)?;
+        let place = device | (index as usize + 1);
+        unsafe { put(instance, instance_handle(place, &found.uuid)) }
     })
 }
 

@@ -39,6 +39,40 @@ pub(crate) struct Scenario {
     /// Number of the boot; MIG instances that were made are gone after another one.
     #[serde(default)]
     pub boot: u64,
+    /// Number of the loaded driver. A process that called the library before it was another one gets
+    /// [`Scenario::stale_code`] for ever; the next process is well.
+    #[serde(default)]
+    pub load: u64,
+    /// What a process gets that has the library, or the rights, of another driver.
+    #[serde(default = "stale_code")]
+    pub stale_code: c_uint,
+}
+
+/// Library and kernel module are of different versions.
+fn stale_code() -> c_uint {
+    18
+}
+
+/// The driver that was loaded when this process first called the library.
+static LOAD: OnceLock<u64> = OnceLock::new();
+
+/// The same, and notes it for the time when this process has loaded the library again: that helps no process.
+fn first_load(now: u64) -> u64 {
+    let file = format!("load-{}", std::process::id());
+    match lines_of(&file).trim().parse() {
+        Ok(load) => load,
+        Err(_) => {
+            write_line_to(&file, &now.to_string());
+            now
+        }
+    }
+}
+
+impl Scenario {
+    /// The answer to every call of a process that another driver was loaded under.
+    pub(crate) fn staleness(&self) -> Option<c_uint> {
+        (*LOAD.get_or_init(|| first_load(self.load)) != self.load).then_some(self.stale_code)
+    }
 }
 
 /// One GPU or MIG instance.

@@ -73,7 +73,10 @@ fn main() -> ExitCode {
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     match cli.command {
         Command::Extender(args) => ended(extender::run(&args), 1),
-        Command::Agent(args) => ended(agent::run(args, Clock::start()), 1),
+        Command::Agent(args) => match agent::run(args, Clock::start()) {
+            Ok(ended) => ExitCode::from(ended.code()),
+            Err(error) => ended(Err(error), 1),
+        },
         Command::Webhook(args) => ended(webhook::run(&args), 1),
         Command::Demo(args) => ended(demo::demo_command::run(&args, Clock::start()), 1),
         Command::Snapshot(args) => ended(snapshot::run(&args), 1),

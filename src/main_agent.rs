@@ -27,7 +27,7 @@ struct Cli {
 fn main() -> ExitCode {
     let cli = Cli::try_parse().unwrap_or_else(|error| refuse(&error));
     match command::run(cli.agent, &cli.node, Clock::start()) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(ended) => ExitCode::from(ended.code()),
         Err(error) => {
             // Without stderr there is no place for the message.
             let _ = writeln!(io::stderr(), "gpupack-agent: {}", with_causes(&*error));

@@ -14,12 +14,14 @@ use crate::node::client::Proof;
 use crate::node::config::AgentConfig;
 use crate::node::kubelet::{BesideKubelet, KubeletDevices, SOCKET};
 use crate::node::metrics::AgentMetrics;
-use crate::node::metrics_port;
+use crate::node::metrics_port::{self, Shown};
 use crate::node::replicas::Resolver;
-use crate::node::run::run_node;
+use crate::node::run::{AgentError, run_node};
 use crate::nvml::maker::MigMaker;
 use crate::nvml::probe::NvmlProbe;
 use crate::processes::pods::PodsByProcess;
+use crate::upkeep::condition::Upkeep;
+use crate::upkeep::renewal::MADE_AGAIN;
 use runtime::certificates::{
     CertificateFiles, Certificates, READ_EVERY, REPLICA_NAME, ServerProof,
 };
@@ -80,6 +82,11 @@ pub struct AgentArgs {
     /// there are none.
     #[arg(long, value_name = "ADDRESS")]
     pub metrics_listen: Option<SocketAddr>,
+
+    /// Address and port of the answers to kubelet's probes, `/livez` and `/readyz`, for instance
+    /// `0.0.0.0:9411`; the port of the metrics has them, too.
+    #[arg(long, value_name = "ADDRESS")]
+    pub probes_listen: Option<SocketAddr>,
 
     /// Level and format of the log lines.
     #[command(flatten)]
@@ -158,6 +165,7 @@ impl AgentArgs {
             metrics: self.metrics_listen.map(|_| AgentMetrics::new()),
             mig,
             limits: (self.memory_limits == LimitsChoice::Set).then(LentLimits::default),
+            upkeep: Upkeep::default(),
         })
     }
 }
@@ -216,11 +224,31 @@ pub fn stop() -> anyhow::Result<impl Future<Output = ()>> {
     })
 }
 
-/// Reports the node of this name, and carries out orders on it, until SIGTERM or SIGINT.
+/// How the agent ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// As it was asked to.
+    Stopped,
+    /// So that its container is made again.
+    Outdated,
+}
+
+impl Ended {
+    /// The exit code of the process.
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Stopped => 0,
+            Self::Outdated => MADE_AGAIN,
+        }
+    }
+}
+
+/// Reports the node of this name, and carries out orders on it, until SIGTERM or SIGINT, or until only a new container
+/// helps.
 ///
 /// # Errors
 /// An address or a file that cannot be used.
-pub fn run(args: AgentArgs, node: &str, clock: Clock) -> anyhow::Result<()> {
+pub fn run(args: AgentArgs, node: &str, clock: Clock) -> anyhow::Result<Ended> {
     logging::start(args.log.level(), args.log.format())?;
     // One node is little work: a second thread would only cost memory.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -231,17 +259,14 @@ pub fn run(args: AgentArgs, node: &str, clock: Clock) -> anyhow::Result<()> {
     result
 }
 
-async fn run_until_signal(args: AgentArgs, node: &str, clock: Clock) -> anyhow::Result<()> {
+async fn run_until_signal(args: AgentArgs, node: &str, clock: Clock) -> anyhow::Result<Ended> {
     let stop = stop()?;
-    let config = args.config(clock)?;
-    if let (Some(address), Some(metrics)) = (args.metrics_listen, &config.metrics) {
-        let listener = metrics_port::listen(address)
-            .with_context(|| format!("cannot listen on `{address}` (`--metrics-listen`)"))?;
-        let address = listener.local_addr().unwrap_or(address);
-        tokio::spawn(metrics_port::serve(metrics.clone(), listener));
-        tracing::info!(%address, "showing metrics");
-    }
+    let mut config = args.config(clock)?;
+    show(&args, &config)?;
     let daemons = args.mps.daemons(&args.proc_root, clock);
+    let upkeep = config.upkeep;
+    let (proc_root, managed) = (Some(args.proc_root.clone()), daemons.clone());
+    config.upkeep = Upkeep { proc_root, daemons: managed, ..upkeep };
     let pods = PodsByProcess::new(args.proc_root);
     let mut probe = NvmlProbe::new(args.nvml_library.clone(), pods);
     let kubelet = KubeletDevices::new(args.kubelet_socket);
@@ -266,7 +291,33 @@ async fn run_until_signal(args: AgentArgs, node: &str, clock: Clock) -> anyhow::
     if let Some(loops) = loops {
         loops.end().await;
     }
-    Ok(result?)
+    match result {
+        Ok(()) => Ok(Ended::Stopped),
+        Err(AgentError::MadeAgain { cause }) => {
+            tracing::error!(code = MADE_AGAIN, "{cause}");
+            Ok(Ended::Outdated)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Opens the ports for Prometheus and kubelet.
+fn show(args: &AgentArgs, config: &AgentConfig) -> anyhow::Result<()> {
+    let ports = [
+        (args.probes_listen, None, "--probes-listen", "answering probes"),
+        (args.metrics_listen, config.metrics.clone(), "--metrics-listen", "showing metrics"),
+    ];
+    for (address, metrics, flag, what) in ports {
+        let Some(address) = address else { continue };
+        let listener = metrics_port::listen(address)
+            .with_context(|| format!("cannot listen on `{address}` (`{flag}`)"))?;
+        let address = listener.local_addr().unwrap_or(address);
+        let accepted = config.upkeep.accepted.clone();
+        let shown = Shown { metrics, accepted, clock: config.clock };
+        tokio::spawn(metrics_port::serve(shown, listener));
+        tracing::info!(%address, "{what}");
+    }
+    Ok(())
 }
 
 /// How the extender and this agent prove who they are; follows the file of the CA from now on.

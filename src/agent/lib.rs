@@ -35,17 +35,23 @@ pub mod mig {
 
 /// The calls of NVML, and what they say.
 pub mod nvml {
-    pub(crate) mod cgroup_limits;
     pub(crate) mod raw;
     pub(crate) mod raw_mig;
     pub(crate) mod trouble;
     pub(crate) mod library;
+    pub(crate) mod cgroup_limits;
     pub(crate) mod instances;
     pub(crate) mod details;
     pub(crate) mod utilization;
     pub(crate) mod sweep;
     pub mod probe;
     pub mod maker;
+}
+
+/// What kubelet's probes see, and when the agent ends so that its container is made again.
+pub mod upkeep {
+    pub mod renewal;
+    pub mod condition;
 }
 
 /// Sampling, and the conversation with the extender.

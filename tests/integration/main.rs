@@ -107,6 +107,16 @@ mod agent {
         /// What the agent itself costs.
         mod cost;
     }
+
+    /// What the agent does about a driver that comes late, goes, or is slow.
+    mod upkeep {
+        #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+        /// It ends when its container has to be made again, and only then.
+        mod ends;
+        /// Slow and large nodes.
+        mod slow;
+    }
 }
 
 /// All that is read from outside, whatever it says.

@@ -49,12 +49,11 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// This sample for the time when the driver is away: the same devices, all unhealthy, with
-    /// unknown use.
-    pub fn without_driver(&self) -> Self {
+    /// This sample for the time when no device can be read: the same devices, all unhealthy for
+    /// this reason, with unknown use.
+    pub fn unread(&self, fault: DeviceFault) -> Self {
         let uses = self.inventory.iter();
-        let uses =
-            uses.map(|device| DeviceUse::unread(device.uuid.clone(), DeviceFault::DriverAway));
+        let uses = uses.map(|device| DeviceUse::unread(device.uuid.clone(), fault));
         Self { uses: uses.collect(), ..self.clone() }
     }
 
@@ -97,6 +96,12 @@ pub trait Probe: Send {
     fn may_block(&self) -> bool {
         true
     }
+
+    /// Whether the next [`Probe::sample`] only reads. Otherwise it opens a library first, and looks every
+    /// device up, which may take long.
+    fn is_open(&self) -> bool {
+        true
+    }
 }
 
 /// Why nothing can be read on this node. Each error is retried without a restart.
@@ -131,12 +136,25 @@ pub enum ProbeError {
          newer is required"
     )]
     DriverTooOld { cause: String },
+    /// The library does not start, as it does for ever in a container with the rights of another time.
+    #[error(
+        "NVIDIA's library refuses to {what}: {cause}; the rights of this container to NVIDIA's devices may be gone, \
+         as after `systemctl daemon-reload`"
+    )]
+    Refused {
+        what: &'static str,
+        /// The error of the library.
+        cause: String,
+    },
     #[error("NVIDIA's library refuses to {what}: {cause}")]
     Driver {
         what: &'static str,
         /// The error of the library.
         cause: String,
     },
+    /// The library is still being opened, within its time.
+    #[error("NVIDIA's library is being opened")]
+    Opening,
     /// A call has not returned.
     #[error(
         "NVIDIA's library has not answered for {seconds} s: the driver or a GPU hangs; look for Xid \
@@ -149,4 +167,11 @@ pub enum ProbeError {
     /// The probe failed because of a bug in gpupack.
     #[error("the probe was interrupted: {cause}")]
     Interrupted { cause: String },
+}
+
+impl ProbeError {
+    /// Whether the library itself said that it does not start, in a way that may last as long as the container.
+    pub(crate) fn is_of_start(&self) -> bool {
+        matches!(self, Self::DriverMismatch | Self::Refused { .. })
+    }
 }

@@ -63,6 +63,18 @@ impl Control {
         state
     }
 
+    /// Whether a server of the daemon has clients. If it does not say, it may.
+    pub(crate) async fn has_clients(&self) -> bool {
+        let Some(answer) = self.query("get_server_list").await else { return false };
+        for server in servers(&answer).unwrap_or_default() {
+            let clients = self.query(&format!("get_client_list {server}")).await;
+            if clients.is_none_or(|clients| !clients.trim().is_empty()) {
+                return true;
+            }
+        }
+        false
+    }
+
     /// Makes the daemon end itself and its servers, whatever their clients do.
     pub(crate) async fn quit(&self) {
         let _ = self.query("quit -t 1").await;

@@ -138,6 +138,17 @@ impl MpsDaemons {
         (now.since(*asked) <= 3 * self.shared.settings.query_every).then_some(*state)
     }
 
+    /// Whether a daemon that the agent runs has clients: they end with it.
+    pub(crate) async fn have_clients(&self) -> bool {
+        let duties = self.shared.devices.borrow().duties.clone();
+        for (uuid, _) in duties.iter().filter(|(_, duty)| **duty == Duty::Manage) {
+            if self.shared.control(uuid).has_clients().await {
+                return true;
+            }
+        }
+        false
+    }
+
     /// The limit of the process `pid` on a device as a client of its daemon, in MiB; `None` if no
     /// limit is known.
     pub(crate) fn limit_mib(&self, pods: &PodsByProcess, pid: u32, uuid: &str) -> Option<u64> {

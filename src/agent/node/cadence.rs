@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::gpu::sample::{ProcessSampling, Sample, is_draining};
+use crate::gpu::sample::{ProbeError, ProcessSampling, Sample, is_draining};
 use wire::report::bodies::Allocation;
 use wire::units::Timestamp;
 
@@ -23,8 +23,12 @@ const QUICK_PERIOD: Duration = Duration::from_millis(250);
 /// is checked as rarely as others, since each list stalls the workloads.
 const QUICK_FOR: Duration = Duration::from_secs(60);
 
-/// Time between attempts while nothing can be read: opening the library is slow.
-const PROBE_RETRY: Duration = Duration::from_secs(5);
+/// Time between attempts while nothing can be read; it doubles with each that the library refuses, since opening it is
+/// slow.
+pub(crate) const PROBE_RETRY: Duration = Duration::from_secs(5);
+
+/// Longest such time.
+const PROBE_RETRY_MAX: Duration = Duration::from_secs(60);
 
 /// Change of a device's used memory above which its list is read early, and a sample is reported:
 /// less than the context of one process, which takes hundreds of MiB.
@@ -42,6 +46,8 @@ pub struct Cadence {
     drains: BTreeMap<String, Timestamp>,
     /// The time of the last sample.
     sampled: Timestamp,
+    /// How often in a row the library has refused.
+    refusals: u32,
 }
 
 impl Cadence {
@@ -53,6 +59,7 @@ impl Cadence {
             listed_mib: BTreeMap::new(),
             drains: BTreeMap::new(),
             sampled: Timestamp::START,
+            refusals: 0,
         }
     }
 
@@ -108,9 +115,31 @@ impl Cadence {
         if self.has_recent_drain(allocations) { self.period.min(QUICK_PERIOD) } else { self.period }
     }
 
+    /// Learns why nothing can be read, if so. To look for a missing library, or to wait for a call, costs nothing.
+    pub fn learn_failure(&mut self, failure: Option<&ProbeError>) {
+        self.refusals = match failure {
+            None
+            | Some(
+                ProbeError::LibraryMissing { .. }
+                | ProbeError::Opening
+                | ProbeError::Hangs { .. }
+                | ProbeError::Interrupted { .. },
+            ) => 0,
+            Some(
+                ProbeError::DriverNotLoaded
+                | ProbeError::DriverMismatch
+                | ProbeError::DriverTooOld { .. }
+                | ProbeError::Refused { .. }
+                | ProbeError::Driver { .. },
+            ) => self.refusals.saturating_add(1),
+        };
+    }
+
     /// Time from a failed sample to the next.
     pub fn pause_after_failure(&self) -> Duration {
-        self.period.max(PROBE_RETRY)
+        let doublings = self.refusals.saturating_sub(1).min(8);
+        let retry = PROBE_RETRY.saturating_mul(1 << doublings).min(PROBE_RETRY_MAX);
+        self.period.max(retry)
     }
 }
 
@@ -220,5 +249,22 @@ mod tests {
             "less, and still beyond it"
         );
         assert!(cadence.needs_list(&sample(Some(900)), &[]), "use without any allocation");
+    }
+
+    #[test]
+    fn a_library_that_refuses_is_opened_ever_more_rarely() {
+        let mut cadence = Cadence::new(Duration::from_secs(1));
+        let mut pauses = |failure: ProbeError| {
+            let failures = std::iter::repeat_n(failure, 6);
+            let pauses = failures.map(|failure| {
+                cadence.learn_failure(Some(&failure));
+                cadence.pause_after_failure().as_secs()
+            });
+            pauses.collect::<Vec<_>>()
+        };
+        assert_eq!(pauses(ProbeError::DriverNotLoaded), [5, 10, 20, 40, 60, 60]);
+        assert_eq!(pauses(ProbeError::Hangs { seconds: 5 }), [5; 6]);
+        let missing = ProbeError::LibraryMissing { library: "l".into(), cause: "c".to_owned() };
+        assert_eq!(pauses(missing), [5; 6]);
     }
 }

@@ -12,6 +12,7 @@ use crate::node::client::{ExtenderClient, Proof};
 use crate::node::metrics::AgentMetrics;
 use crate::node::replicas::Resolver;
 use crate::node::session::{Contact, NodeAllocations};
+use crate::upkeep::condition::Upkeep;
 use runtime::clock::Clock;
 
 /// The configuration of an agent, whatever it reports.
@@ -34,6 +35,8 @@ pub struct AgentConfig {
     pub mig: Option<MigOnDemand>,
     /// Orders about limits of memory; `None` if the agent sets none.
     pub limits: Option<LentLimits>,
+    /// What the agent looks after.
+    pub upkeep: Upkeep,
 }
 
 /// One replica of the extender, shared by all nodes of this process.

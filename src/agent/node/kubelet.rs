@@ -161,6 +161,10 @@ impl<P: Probe> Probe for BesideKubelet<P> {
     fn may_block(&self) -> bool {
         self.probe.may_block()
     }
+
+    fn is_open(&self) -> bool {
+        self.probe.is_open()
+    }
 }
 
 /// The answer.

@@ -10,8 +10,9 @@ use crate::gpu::sample::Sample;
 use crate::mig::on_demand::MigOnDemand;
 use crate::node::config::{AgentNode, Extender};
 use crate::node::session::{ContactChange, ExtenderAnswer, Next, Session};
+use crate::upkeep::condition::LastAccepted;
 use runtime::clock::Clock;
-use wire::report::bodies::Report;
+use wire::report::bodies::{Outcome, Report};
 use wire::units::Timestamp;
 
 /// Reports one node to one extender.
@@ -25,6 +26,8 @@ pub(crate) struct Link {
     pub(crate) newest: watch::Receiver<Option<Arc<Sample>>>,
     pub(crate) clock: Clock,
     pub(crate) period: Duration,
+    /// When a report of this process was last accepted.
+    pub(crate) accepted: LastAccepted,
     /// When the last report was sent.
     pub(crate) sent: Timestamp,
     /// Whether the log says that this node's reports are refused.
@@ -70,6 +73,9 @@ impl Link {
         });
         let answer = answer.await;
         self.take_orders(&answer);
+        if matches!(&answer, ExtenderAnswer::Reply(reply) if reply.outcome == Outcome::Accepted) {
+            self.accepted.note(self.clock.now());
+        }
         let next = self.session.settle(&answer);
         self.log_changes(&answer);
         let mut allocations = self.node.allocations();

@@ -37,6 +37,7 @@ struct Families {
     tenant_memory: IntGaugeVec,
     tenant_share: GaugeVec,
     tenant_busy: GaugeVec,
+    outdated: IntGaugeVec,
     /// Labels of devices and of tenants, by node.
     shown: BTreeMap<String, (DeviceLabels, TenantLabels)>,
 }
@@ -66,6 +67,11 @@ impl AgentMetrics {
     /// Shows a sample of `node`, and the allocations there.
     pub fn show(&self, node: &str, sample: &Sample, allocations: &[Allocation]) {
         self.0.lock().show(node, sample, allocations);
+    }
+
+    /// Shows whether the agent of `node` waits for clients of MPS before it ends, so that its container is made again.
+    pub fn show_outdated(&self, node: &str, is_outdated: bool) {
+        self.0.lock().outdated.with_label_values(&[node]).set(i64::from(is_outdated));
     }
 
     /// All series in Prometheus' text format.
@@ -99,6 +105,10 @@ impl Families {
             "gpupack_tenant_busy_ratio",
             "A tenant's part of the time in which a kernel ran on a device, by its part of the share.",
         );
+        let outdated = Opts::new(
+            "gpupack_agent_outdated",
+            "1 while the agent's container has to be made again, and clients of MPS are in the way.",
+        );
         let build = Opts::new("gpupack_build_info", "Always 1; the running version.")
             .const_label("version", env!("CARGO_PKG_VERSION"))
             .const_label("component", "agent");
@@ -112,6 +122,7 @@ impl Families {
             tenant_memory: IntGaugeVec::new(tenant_memory, &with(&TENANT_LABELS, "kind"))?,
             tenant_share: GaugeVec::new(tenant_share, &TENANT_LABELS)?,
             tenant_busy: GaugeVec::new(tenant_busy, &TENANT_LABELS)?,
+            outdated: IntGaugeVec::new(outdated, &["Hostname"])?,
             shown: BTreeMap::new(),
         };
         let build = prometheus::IntGauge::with_opts(build)?;
@@ -125,6 +136,7 @@ impl Families {
         families.registry.register(Box::new(families.tenant_memory.clone()))?;
         families.registry.register(Box::new(families.tenant_share.clone()))?;
         families.registry.register(Box::new(families.tenant_busy.clone()))?;
+        families.registry.register(Box::new(families.outdated.clone()))?;
         Ok(families)
     }
 

@@ -1,5 +1,8 @@
-//! The port on which Prometheus reads the agent's metrics. Any client that reaches the node may connect, so
-//! what clients can hold is limited: places, and the length and time of a request.
+//! The ports on which Prometheus reads the agent's metrics, and kubelet its condition. Any client that reaches the node
+//! may connect, so what clients can hold is limited: places, and the length and time of a request.
+//!
+//! An answer to `/livez` shows that the event loop turns, since it comes from there. It never depends on NVML or an
+//! extender. `/readyz` is well while reports are accepted.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -20,6 +23,8 @@ use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
 use crate::node::metrics::AgentMetrics;
+use crate::upkeep::condition::LastAccepted;
+use runtime::clock::Clock;
 
 /// Connections at a time. A further one takes the place of the oldest: a scrape takes milliseconds.
 const PLACES: usize = 32;
@@ -33,6 +38,16 @@ const LONGEST_HEAD: usize = 16 << 10;
 /// Pause when no connection can be accepted, for instance because all files are open.
 const PAUSE: Duration = Duration::from_secs(1);
 
+/// What a port shows.
+#[derive(Clone, Debug)]
+pub struct Shown {
+    /// The metrics; none on a port for probes alone.
+    pub metrics: Option<AgentMetrics>,
+    /// When a report was last accepted.
+    pub accepted: LastAccepted,
+    pub clock: Clock,
+}
+
 /// Opens the port.
 ///
 /// # Errors
@@ -41,12 +56,12 @@ pub fn listen(address: SocketAddr) -> std::io::Result<std::net::TcpListener> {
     std::net::TcpListener::bind(address)
 }
 
-/// Answers `GET /metrics` on `listener` forever.
+/// Answers `GET /livez`, `/readyz` and, if there are metrics, `/metrics` on `listener` forever.
 ///
 /// # Errors
 /// The error of the operating system about the listener.
 pub fn serve(
-    metrics: AgentMetrics,
+    shown: Shown,
     listener: std::net::TcpListener,
 ) -> BoxFuture<'static, std::io::Result<()>> {
     Box::pin(async move {
@@ -64,15 +79,15 @@ pub fn serve(
             {
                 oldest.abort();
             }
-            let connection = attend(stream, metrics.clone());
+            let connection = attend(stream, shown.clone());
             open.push_back(tokio::spawn(timeout(WITHIN, connection)).abort_handle());
         }
     })
 }
 
 /// Serves one connection to its end.
-async fn attend(stream: TcpStream, metrics: AgentMetrics) {
-    let answer = service_fn(|request| std::future::ready(answer(&metrics, &request)));
+async fn attend(stream: TcpStream, shown: Shown) {
+    let answer = service_fn(|request| std::future::ready(answer(&shown, &request)));
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .keep_alive(false)
@@ -81,17 +96,26 @@ async fn attend(stream: TcpStream, metrics: AgentMetrics) {
     let _ = served.await.inspect_err(|error| tracing::debug!(%error, "a connection broke"));
 }
 
-fn answer<B>(
-    metrics: &AgentMetrics,
-    request: &Request<B>,
-) -> Result<Response<Full<Bytes>>, Infallible> {
+fn answer<B>(shown: &Shown, request: &Request<B>) -> Result<Response<Full<Bytes>>, Infallible> {
     let mut response = Response::new(Full::default());
-    if request.uri().path() != "/metrics" {
+    let is_known = matches!(request.uri().path(), "/livez" | "/readyz")
+        || shown.metrics.is_some() && request.uri().path() == "/metrics";
+    if !is_known {
         *response.status_mut() = StatusCode::NOT_FOUND;
     } else if !matches!(*request.method(), Method::GET | Method::HEAD) {
         *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
         response.headers_mut().insert(ALLOW, "GET, HEAD".parse().expect("it is a header"));
-    } else {
+    } else if request.uri().path() == "/livez" {
+        *response.body_mut() = "the event loop turns\n".into();
+    } else if request.uri().path() == "/readyz" {
+        let is_ready = shown.accepted.is_recent(shown.clock.now());
+        *response.status_mut() =
+            if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        *response.body_mut() = match is_ready {
+            true => "an extender accepted a report in the last 30 s\n".into(),
+            false => "no extender accepted a report in the last 30 s: see the agent's log\n".into(),
+        };
+    } else if let Some(metrics) = &shown.metrics {
         *response.body_mut() = metrics.text().into();
         let format = TEXT_FORMAT.parse().expect("it is a header");
         response.headers_mut().insert(CONTENT_TYPE, format);
@@ -106,9 +130,14 @@ mod tests {
     use super::*;
 
     async fn serving() -> SocketAddr {
+        serving_of(Some(AgentMetrics::new())).await
+    }
+
+    async fn serving_of(metrics: Option<AgentMetrics>) -> SocketAddr {
         let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = listener.local_addr().unwrap();
-        tokio::spawn(serve(AgentMetrics::new(), listener));
+        let shown = Shown { metrics, accepted: LastAccepted::default(), clock: Clock::start() };
+        tokio::spawn(serve(shown, listener));
         address
     }
 
@@ -127,6 +156,15 @@ mod tests {
         assert!(heard.starts_with("HTTP/1.1 200") && heard.contains("build_info"), "{heard}");
         for (request, status) in [("GET /", "404"), ("POST /metrics", "405")] {
             let heard = asked(address, &format!("{request} HTTP/1.1\r\nhost: a\r\n\r\n")).await;
+            assert!(heard.starts_with(&format!("HTTP/1.1 {status}")), "{heard}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_port_for_probes_has_no_metrics() {
+        let address = serving_of(None).await;
+        for (path, status) in [("/livez", "200"), ("/readyz", "503"), ("/metrics", "404")] {
+            let heard = asked(address, &format!("GET {path} HTTP/1.1\r\nhost: a\r\n\r\n")).await;
             assert!(heard.starts_with(&format!("HTTP/1.1 {status}")), "{heard}");
         }
     }

@@ -21,6 +21,7 @@ use crate::node::link::Link;
 use crate::node::replicas::{ExtenderTarget, Family};
 use crate::node::sampler::Sampler;
 use crate::node::session::Session;
+use crate::upkeep::renewal::Renewal;
 use wire::units::Timestamp;
 
 /// How long an address that no name resolves to any more keeps its reports, if it answers.
@@ -32,6 +33,9 @@ pub enum AgentError {
     /// An address that cannot be used.
     #[error(transparent)]
     Address(#[from] AddressError),
+    /// Only a new container helps.
+    #[error("{cause}")]
+    MadeAgain { cause: Renewal },
     /// A loop ended because of a bug in gpupack; a restart is better than silence.
     #[error("a loop of the agent ended: {cause}")]
     LoopEnded { cause: String },
@@ -93,8 +97,8 @@ struct Agent {
     newest_link: usize,
     /// Notified when an extender is lost, or an address is new.
     news: Arc<Notify>,
-    /// The loops; dropping them ends them.
-    loops: JoinSet<()>,
+    /// The loops; dropping them ends them. One may find out that the container has to be made again.
+    loops: JoinSet<Option<Renewal>>,
 }
 
 /// A node, and its newest sample.
@@ -151,7 +155,7 @@ impl Agent {
         let (samples, newest) = watch::channel(None);
         self.nodes.push(Reported { node: Arc::clone(&node), newest });
         let sampler = Sampler::new(node, probe, &self.config, samples);
-        self.loops.spawn(sampler.run(phase));
+        self.loops.spawn(async move { Some(sampler.run(phase).await) });
     }
 
     /// Brings the links in line with the addresses. An address that no name resolves to any more keeps
@@ -205,10 +209,11 @@ impl Agent {
             newest: reported.newest.clone(),
             clock: self.config.clock,
             period: self.config.period,
+            accepted: self.config.upkeep.accepted.clone(),
             sent: self.config.clock.now(),
             is_refused: false,
         });
-        let loops = links.map(|link| self.loops.spawn(link.run())).collect();
+        let loops = links.map(|link| self.loops.spawn(without_renewal(link.run()))).collect();
         self.links.insert(url, Links { number, extender, loops, absent: None });
     }
 
@@ -216,7 +221,7 @@ impl Agent {
     async fn run(mut self, stop: impl Future<Output = ()>) -> Result<(), AgentError> {
         for (target, _) in self.targets.iter().filter(|(target, _)| target.is_name()) {
             let (resolver, news) = (self.config.resolver.clone(), Arc::clone(&self.news));
-            self.loops.spawn(Arc::clone(target).look(resolver, news));
+            self.loops.spawn(without_renewal(Arc::clone(target).look(resolver, news)));
         }
         let (mut stop, news) = (pin!(stop), Arc::clone(&self.news));
         let ended = loop {
@@ -236,8 +241,15 @@ impl Agent {
         self.loops.shutdown().await;
         match ended {
             None => Ok(()),
-            Some(Ok(())) => Err(AgentError::LoopEnded { cause: "no reason given".to_owned() }),
+            Some(Ok(Some(cause))) => Err(AgentError::MadeAgain { cause }),
+            Some(Ok(None)) => Err(AgentError::LoopEnded { cause: "no reason given".to_owned() }),
             Some(Err(error)) => Err(AgentError::LoopEnded { cause: error.to_string() }),
         }
     }
+}
+
+/// A loop that does not know of the driver.
+async fn without_renewal(ends: impl Future<Output = ()>) -> Option<Renewal> {
+    ends.await;
+    None
 }

@@ -2,7 +2,9 @@
 //!
 //! If the driver is away, reports go on: once the devices are known, they report that all
 //! are unhealthy. It then places no pod there, and keeps what is allocated. A call that does not
-//! return is waited for beside the loop, and not repeated meanwhile.
+//! return is waited for beside the loop, and not repeated meanwhile. While the library is being
+//! opened, the last sample is repeated: that is slow on large nodes, and no fault. The loop ends if
+//! only a new container helps.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,15 +14,26 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::gpu::sample::{Probe, ProbeError, ProcessSampling, Sample, is_draining};
-use crate::node::cadence::Cadence;
+use crate::node::cadence::{Cadence, PROBE_RETRY};
 use crate::node::config::{AgentConfig, AgentNode};
 use crate::node::metrics::AgentMetrics;
+use crate::upkeep::condition::Upkeep;
+use crate::upkeep::renewal::{Renewal, Renewals};
 use runtime::clock::Clock;
+use wire::api::condition::DeviceFault;
 use wire::report::bodies::{Allocation, DeviceUse};
+use wire::units::Timestamp;
 
-/// How long a read may take before its devices count as unknown: longer than the library takes to
-/// open on nodes of 16 GPUs, shorter than the time after which an extender calls a node silent.
+/// How long a read of the open library may take before its devices count as unknown, and how often the last sample is
+/// repeated while the library opens: shorter than the time after which an extender calls a node silent.
 const HANGS_AFTER: Duration = Duration::from_secs(5);
+
+/// How long the library may take to open, with the first look at all devices: 10 to 30 s on large nodes whose driver
+/// is not kept initialized.
+const OPENS_WITHIN: Duration = Duration::from_secs(60);
+
+/// Time between two looks whether the driver's module is loaded, while nothing can be read.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Samples one node.
 pub(crate) struct Sampler<P> {
@@ -32,6 +45,11 @@ pub(crate) struct Sampler<P> {
     /// The newest sample, for the links.
     samples: watch::Sender<Option<Arc<Sample>>>,
     metrics: Option<AgentMetrics>,
+    upkeep: Upkeep,
+    /// What speaks for a new container.
+    renewals: Renewals,
+    /// Whether it waits for clients of MPS before it ends.
+    is_outdated: bool,
     /// The last state in the log.
     logged: LoggedState,
 }
@@ -43,7 +61,15 @@ struct Reader<P> {
     /// The probe, behind a lock, so that it survives a panic below it.
     probe: Arc<Mutex<P>>,
     /// A read that has taken too long and still runs.
-    overdue: Option<JoinHandle<Result<Sample, ProbeError>>>,
+    overdue: Option<Running>,
+}
+
+/// A read in progress.
+struct Running {
+    read: JoinHandle<Result<Sample, ProbeError>>,
+    /// How long it may take.
+    within: Duration,
+    began: Timestamp,
 }
 
 /// The last logged state of a node's devices, so that the log has changes only.
@@ -73,51 +99,111 @@ impl<P: Probe + 'static> Sampler<P> {
             clock: config.clock,
             samples,
             metrics: config.metrics.clone(),
+            upkeep: config.upkeep.clone(),
+            renewals: Renewals::default(),
+            is_outdated: false,
             logged: LoggedState::default(),
         }
     }
 
-    /// Samples forever.
-    pub(crate) async fn run(mut self, phase: Duration) {
+    /// Samples until only a new container helps.
+    pub(crate) async fn run(mut self, phase: Duration) -> Renewal {
+        self.look();
         tokio::time::sleep(phase).await;
         loop {
             let began = self.clock.now();
             let allocations: Arc<[Allocation]> = self.node.allocations().merged().into();
             let sample = self.sample(&allocations).await;
             self.log_changes(&sample);
-            let has_failed = sample.is_err();
-            let last = self.samples.borrow().clone();
-            // If nothing was ever read, no device is known.
-            let shown = match sample {
-                Ok(sample) => Some(sample),
-                Err(_) => last.map(|last| last.without_driver()),
-            };
-            if let Some(shown) = shown {
+            let failure = sample.as_ref().err().cloned();
+            if let Some(renewal) = self.settle(failure.as_ref()).await {
+                return renewal;
+            }
+            if let Some(shown) = self.shown(sample) {
                 if let Some(metrics) = &self.metrics {
                     metrics.show(&self.node.name, &shown, &allocations);
                 }
                 self.samples.send_replace(Some(Arc::new(shown)));
             }
-            // A pod that starts to drain shortens the pause. A MIG instance that was made ends it: a
-            // pod may wait for its UUID.
-            loop {
-                let pause = if has_failed {
-                    self.cadence.pause_after_failure()
-                } else {
-                    self.cadence.pause(&self.node.allocations().draining())
-                };
-                let left = pause.saturating_sub(self.clock.now().since(began));
-                if left.is_zero() {
-                    break;
-                }
-                tokio::select! {
-                    () = tokio::time::sleep(left) => {}
-                    () = self.node.news.notified() => {}
-                    () = self.node.mig_changed() => break,
-                    () = self.node.limits_ordered() => break,
-                }
+            match failure {
+                None => self.rest(began).await,
+                Some(ProbeError::Opening) => {} // it is waited for
+                Some(_) => self.rest_after_failure(began).await,
             }
         }
+    }
+
+    /// What to report after a read. If nothing was ever read, no device is known.
+    fn shown(&self, sample: Result<Sample, ProbeError>) -> Option<Sample> {
+        let last = self.samples.borrow().clone();
+        match sample {
+            Ok(sample) => Some(sample),
+            Err(ProbeError::Opening) => last.map(|last| Sample::clone(&last).without_lists()),
+            Err(_) if self.is_outdated => last.map(|last| last.unread(DeviceFault::AgentOutdated)),
+            Err(_) => last.map(|last| last.unread(DeviceFault::DriverAway)),
+        }
+    }
+
+    /// Waits for the next sample. A pod that starts to drain shortens the pause. A MIG instance that was made ends it:
+    /// a pod may wait for its UUID.
+    async fn rest(&mut self, began: Timestamp) {
+        loop {
+            let pause = self.cadence.pause(&self.node.allocations().draining());
+            let left = pause.saturating_sub(self.clock.now().since(began));
+            if left.is_zero() {
+                return;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(left) => {}
+                () = self.node.news.notified() => {}
+                () = self.node.mig_changed() => return,
+                () = self.node.limits_ordered() => return,
+            }
+        }
+    }
+
+    /// Waits for the next attempt after a failed one. The driver's module ends the wait when it appears.
+    async fn rest_after_failure(&mut self, began: Timestamp) {
+        let mut pause = self.cadence.pause_after_failure();
+        if self.is_outdated {
+            pause = pause.min(PROBE_RETRY);
+        } else if let Some(left) = self.renewals.left(self.upkeep.refused_for, began) {
+            pause = pause.min(left.max(LOOK_EVERY));
+        }
+        loop {
+            let left = pause.saturating_sub(self.clock.now().since(began));
+            if left.is_zero() {
+                return;
+            }
+            tokio::time::sleep(left.min(LOOK_EVERY)).await;
+            if self.look() {
+                self.cadence.learn_failure(None); // what failed before says nothing about it
+                return;
+            }
+        }
+    }
+
+    /// Looks whether the driver's module is loaded. Returns whether it has appeared.
+    fn look(&mut self) -> bool {
+        self.renewals.look(self.upkeep.is_module_loaded())
+    }
+
+    /// Learns how a read ended. Returns why the container has to be made again, once nothing is in the way.
+    async fn settle(&mut self, failure: Option<&ProbeError>) -> Option<Renewal> {
+        if failure == Some(&ProbeError::Opening) {
+            return None;
+        }
+        self.cadence.learn_failure(failure);
+        let found = self.renewals.settle(failure, self.upkeep.refused_for, self.clock.now());
+        let is_held = found.is_some() && self.upkeep.has_clients().await;
+        if let (Some(metrics), true) = (&self.metrics, is_held != self.is_outdated) {
+            metrics.show_outdated(&self.node.name, is_held);
+        }
+        if let (Some(cause), true, false) = (&found, is_held, self.is_outdated) {
+            tracing::error!(node = %self.node.name, %cause, "clients of MPS would end with this container: the agent waits until they have left; drain the GPU pods of this node");
+        }
+        self.is_outdated = is_held;
+        found.filter(|_| !is_held)
     }
 
     /// Takes one sample, and again with processes if its use differs from the last lists.
@@ -150,6 +236,7 @@ impl<P: Probe + 'static> Sampler<P> {
     /// Logs what has changed.
     fn log_changes(&mut self, sample: &Result<Sample, ProbeError>) {
         let logged = match sample {
+            Err(ProbeError::Opening) => return,
             Ok(sample) => {
                 let unhealthy = sample.uses.iter().filter(|device| !device.healthy).map(described);
                 let (unhealthy, unreadable) = (unhealthy.collect(), sample.unreadable);
@@ -164,6 +251,9 @@ impl<P: Probe + 'static> Sampler<P> {
         match &logged {
             LoggedState { failure: Some(error), .. } => {
                 tracing::error!(%node, %error, "the GPUs cannot be read, none takes new tenants");
+                if matches!(error, ProbeError::LibraryMissing { .. }) {
+                    self.advise();
+                }
             }
             LoggedState { unhealthy, unreadable, .. }
                 if !unhealthy.is_empty() || *unreadable > 0 =>
@@ -173,6 +263,22 @@ impl<P: Probe + 'static> Sampler<P> {
             LoggedState { .. } => tracing::info!(%node, "all GPUs can be read"),
         }
         self.logged = logged;
+    }
+}
+
+impl<P> Sampler<P> {
+    /// Logs what becomes of an agent without library.
+    fn advise(&self) {
+        let node = &self.node.name;
+        match self.renewals.is_loaded() {
+            Some(false) => {
+                tracing::info!(%node, "waiting for NVIDIA's kernel module: when it is loaded, the agent ends, so that its container is made again with the library")
+            }
+            Some(true) => {
+                tracing::error!(%node, "NVIDIA's kernel module is loaded, but this container has no library, and the agent does not end for it: when NVIDIA's container toolkit is set up on this node, delete the agent's pod; check its RuntimeClass")
+            }
+            None => {}
+        }
     }
 }
 
@@ -186,8 +292,9 @@ impl<P: Probe + 'static> Reader<P> {
         clock: Clock,
     ) -> Result<Sample, ProbeError> {
         if let Some(overdue) = self.overdue.take() {
-            let _ = self.wait(overdue).await?;
+            self.wait(overdue, clock).await?;
         }
+        let within = if self.probe.lock().is_open() { HANGS_AFTER } else { OPENS_WITHIN };
         let (probe, allocations) = (Arc::clone(&self.probe), Arc::clone(allocations));
         let read = move || {
             let mut probe = probe.lock();
@@ -198,20 +305,23 @@ impl<P: Probe + 'static> Reader<P> {
         if !self.may_block {
             return read();
         }
-        self.wait(tokio::task::spawn_blocking(read)).await?
+        let read = tokio::task::spawn_blocking(read);
+        self.wait(Running { read, within, began: clock.now() }, clock).await
     }
 
     /// Waits for a read, for a limited time.
-    async fn wait(
-        &mut self,
-        mut read: JoinHandle<Result<Sample, ProbeError>>,
-    ) -> Result<Result<Sample, ProbeError>, ProbeError> {
-        match tokio::time::timeout(HANGS_AFTER, &mut read).await {
-            Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(error)) => Ok(Err(ProbeError::Interrupted { cause: error.to_string() })),
+    async fn wait(&mut self, mut running: Running, clock: Clock) -> Result<Sample, ProbeError> {
+        match tokio::time::timeout(HANGS_AFTER, &mut running.read).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(error)) => Err(ProbeError::Interrupted { cause: error.to_string() }),
             Err(_) => {
-                self.overdue = Some(read);
-                Err(ProbeError::Hangs { seconds: HANGS_AFTER.as_secs() })
+                let within = running.within;
+                let is_late = clock.now().since(running.began) >= within;
+                self.overdue = Some(running);
+                match is_late {
+                    true => Err(ProbeError::Hangs { seconds: within.as_secs() }),
+                    false => Err(ProbeError::Opening),
+                }
             }
         }
     }

@@ -17,6 +17,7 @@ use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlReturn_t};
 
 use crate::gpu::lent_limits::{GroupLimit, LimitDriver, SetLimit};
+use crate::nvml::library::Handles;
 use crate::processes::pods::PodsByProcess;
 use wire::ids::MAX_DEVICE_MEMORY;
 use wire::report::bodies::{ProcessUse, TenantReport};
@@ -105,16 +106,17 @@ impl MemoryLimits {
 /// The open driver, which reads and sets the limits of control groups.
 pub(crate) struct OpenDriver<'a> {
     pub(crate) nvml: &'a Nvml,
+    pub(crate) handles: &'a Handles,
     pub(crate) limits: &'a MemoryLimits,
 }
 
 impl LimitDriver for OpenDriver<'_> {
     fn read(&self, gpu: &str, group: &str) -> Option<GroupLimit> {
-        self.limits.read(&self.nvml.device_by_uuid(gpu).ok()?, group).ok()
+        self.limits.read(&self.handles.named(self.nvml, gpu)?, group).ok()
     }
 
     fn set(&self, gpu: &str, group: &str, bytes: u64) -> SetLimit {
-        let device = self.nvml.device_by_uuid(gpu);
+        let device = self.handles.named(self.nvml, gpu).ok_or(NvmlError::NotFound);
         match device.and_then(|device| self.limits.set(&device, group, bytes)) {
             Ok(()) => SetLimit::Done,
             Err(NvmlError::NoPermission | NvmlError::NotSupported) => SetLimit::Refused,

@@ -11,6 +11,7 @@ use nvml_wrapper_sys::bindings::NVML_GPU_INSTANCE_PROFILE_COUNT;
 
 use crate::gpu::sample::ProbeError;
 use crate::mig::plan::{GpuInstance, GpuLayout, Layouts, MigStep, NumberedProfile, Units, Work};
+use crate::nvml::library::Handles;
 use crate::nvml::raw::ProcessList;
 use crate::nvml::trouble::library_error;
 use crate::nvml::{raw, raw_mig};
@@ -89,18 +90,42 @@ pub(crate) fn listed(nvml: &Nvml) -> Result<KnownProfiles, ProbeError> {
 /// What can be made on each GPU in MIG mode, by UUID; read once.
 pub(crate) type KnownProfiles = BTreeMap<String, Vec<NumberedProfile>>;
 
+/// The open library for one round of changes, with the handles of its GPUs.
+pub(crate) struct Round<'a> {
+    pub(crate) nvml: &'a Nvml,
+    pub(crate) handles: Handles,
+}
+
+impl<'a> Round<'a> {
+    /// In which no GPU was looked up yet.
+    pub(crate) fn new(nvml: &'a Nvml) -> Self {
+        Self { nvml, handles: Handles::default() }
+    }
+
+    /// The GPU with this UUID, once [`layouts`] has found it.
+    fn gpu(&self, uuid: &str) -> Result<Device<'a>, NvmlError> {
+        self.handles.named(self.nvml, uuid).ok_or(NvmlError::NotFound)
+    }
+}
+
 /// The instances of all GPUs that answer.
 ///
 /// # Errors
 /// [`ProbeError`] if no GPU can be read.
-pub(crate) fn layouts(nvml: &Nvml, known: &mut KnownProfiles) -> Result<Layouts, ProbeError> {
+pub(crate) fn layouts(
+    round: &mut Round<'_>,
+    known: &mut KnownProfiles,
+) -> Result<Layouts, ProbeError> {
+    let nvml = round.nvml;
     let count = nvml.device_count();
     let count = count.map_err(|error| library_error("count the GPUs", &error))?;
+    round.handles.expect(count);
     let mut layouts = Layouts::default();
     for index in 0..count {
-        let named = nvml.device_by_index(index).and_then(|gpu| Ok((gpu.uuid()?, gpu)));
+        let named = round.handles.gpu(nvml, index).and_then(|gpu| Ok((gpu.uuid()?, gpu)));
         // One without a name has no order: that says that it does not answer.
         let Ok((uuid, gpu)) = named else { continue };
+        round.handles.name(index, &uuid);
         match layout(nvml, &gpu, &uuid, known) {
             Ok(layout) => layouts.gpus.push(layout),
             Err(error) => {
@@ -113,16 +138,16 @@ pub(crate) fn layouts(nvml: &Nvml, known: &mut KnownProfiles) -> Result<Layouts,
 
 /// The instances of one GPU.
 pub(crate) fn layout_of(
-    nvml: &Nvml,
+    round: &Round<'_>,
     uuid: &str,
     known: &mut KnownProfiles,
 ) -> Result<GpuLayout, NvmlError> {
-    layout(nvml, &nvml.device_by_uuid(uuid)?, uuid, known)
+    layout(round.nvml, &round.gpu(uuid)?, uuid, known)
 }
 
-fn layout(
-    nvml: &Nvml,
-    gpu: &Device<'_>,
+fn layout<'a>(
+    nvml: &'a Nvml,
+    gpu: &Device<'a>,
     uuid: &str,
     known: &mut KnownProfiles,
 ) -> Result<GpuLayout, NvmlError> {
@@ -147,24 +172,36 @@ fn layout(
     };
     for profile in &layout.profiles {
         for found in raw_mig::instances(nvml, gpu, profile.id, profile.most)? {
-            let own_devices = devices.iter().filter(|(id, _)| *id == found.id);
+            let own_devices = devices.iter().filter(|device| device.instance == found.id);
             layout.instances.push(GpuInstance {
                 id: found.id,
                 profile: found.profile,
                 slot: found.slot,
-                devices: own_devices.map(|(_, uuid)| uuid.clone()).collect(),
+                devices: own_devices.map(|device| device.uuid.clone()).collect(),
             });
         }
     }
     Ok(layout)
 }
 
-/// The MIG devices of a GPU: the number of the GPU instance, and the UUID.
-fn mig_devices(nvml: &Nvml, gpu: &Device<'_>) -> Result<Vec<(u32, String)>, NvmlError> {
+/// A MIG device of a GPU.
+struct MigDevice<'a> {
+    /// Number of its GPU instance.
+    instance: u32,
+    uuid: String,
+    device: Device<'a>,
+}
+
+/// The MIG devices of a GPU.
+fn mig_devices<'a>(nvml: &'a Nvml, gpu: &Device<'a>) -> Result<Vec<MigDevice<'a>>, NvmlError> {
     let mut devices = Vec::new();
     for position in 0..gpu.mig_device_count()?.min(DEVICES_MAX) {
         match gpu.mig_device_by_index(position) {
-            Ok(device) => devices.push((raw::gpu_instance_id(nvml, &device)?, device.uuid()?)),
+            Ok(device) => devices.push(MigDevice {
+                instance: raw::gpu_instance_id(nvml, &device)?,
+                uuid: device.uuid()?,
+                device,
+            }),
             Err(NvmlError::NotFound | NvmlError::InvalidArg) => {}
             Err(error) => return Err(error),
         }
@@ -177,8 +214,9 @@ fn mig_devices(nvml: &Nvml, gpu: &Device<'_>) -> Result<Vec<(u32, String)>, Nvml
 /// # Errors
 /// One sentence that says what was in the way. Then nothing has changed, except that a GPU instance
 /// may be left without its compute instance; the next plan completes or removes it.
-pub(crate) fn carry_out(nvml: &Nvml, step: &MigStep) -> Result<(), String> {
-    let gpu = nvml.device_by_uuid(step.begun.gpu.as_str()).map_err(|error| cause(&error))?;
+pub(crate) fn carry_out(round: &Round<'_>, step: &MigStep) -> Result<(), String> {
+    let nvml = round.nvml;
+    let gpu = round.gpu(&step.begun.gpu).map_err(|error| cause(&error))?;
     match step.work {
         Work::Make => {
             let instance = raw_mig::create(nvml, &gpu, step.begun.profile, step.begun.slot);
@@ -202,11 +240,10 @@ pub(crate) fn carry_out(nvml: &Nvml, step: &MigStep) -> Result<(), String> {
 }
 
 /// Removes a GPU instance that no process uses.
-fn remove(nvml: &Nvml, gpu: &Device<'_>, id: u32) -> Result<(), String> {
+fn remove<'a>(nvml: &'a Nvml, gpu: &Device<'a>, id: u32) -> Result<(), String> {
     let devices = mig_devices(nvml, gpu).map_err(|error| cause(&error))?;
-    for (_, uuid) in devices.iter().filter(|(of, _)| *of == id) {
-        let device = nvml.device_by_uuid(uuid.as_str()).map_err(|error| cause(&error))?;
-        if let Some(pid) = a_process(nvml, &device)? {
+    for found in devices.iter().filter(|found| found.instance == id) {
+        if let Some(pid) = a_process(nvml, &found.device)? {
             return Err(format!("process {pid} uses it"));
         }
     }

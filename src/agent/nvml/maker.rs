@@ -8,7 +8,6 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use nvml_wrapper::Nvml;
 use tokio::sync::watch;
 
 use crate::gpu::sample::ProbeError;
@@ -17,7 +16,7 @@ use crate::mig::on_demand::MigOnDemand;
 use crate::mig::plan;
 use crate::mig::plan::{GpuLayout, Layouts, MigOrder, MigPlan, MigStep, Unfinished};
 use crate::nvml::instances;
-use crate::nvml::instances::KnownProfiles;
+use crate::nvml::instances::{KnownProfiles, Round};
 use crate::nvml::library::{LIBRARY, open};
 use runtime::clock::Clock;
 use wire::report::bodies::MigOrders;
@@ -153,7 +152,7 @@ impl MigMaker {
         let of_kubelet = self.of_kubelet.borrow().clone();
         let of_kubelet = of_kubelet.ok_or("kubelet has not said yet which devices it hands out")?;
         let nvml = open(&self.library).map_err(|error| error.to_string())?;
-        let layouts = instances::layouts(&nvml, &mut self.profiles);
+        let layouts = instances::layouts(&mut Round::new(&nvml), &mut self.profiles);
         let mut layouts = layouts.map_err(|error| error.to_string())?;
         if let Some(rest) = rest {
             layouts.gpus.retain(|gpu| rest.contains(&gpu.uuid));
@@ -180,9 +179,10 @@ impl MigMaker {
     /// Removes and then makes, with one look at the instances before each.
     fn obey(&mut self, orders: &MigOrders) -> Result<RoundEnd, ProbeError> {
         let nvml = open(&self.library)?;
+        let mut round = Round::new(&nvml);
         let mut open_orders = BTreeSet::new();
         for plan in [plan::removals as Planner, plan::makes] {
-            let layouts = instances::layouts(&nvml, &mut self.profiles)?;
+            let layouts = instances::layouts(&mut round, &mut self.profiles)?;
             let unfinished = self.look(&layouts.gpus);
             let own = self.on_demand.made().own(orders);
             let mut plan = plan(&own, &layouts, &unfinished);
@@ -196,7 +196,7 @@ impl MigMaker {
                 if self.on_demand.orders() != *orders {
                     return Ok(RoundEnd::Overtaken);
                 }
-                match self.carry_out(&nvml, step) {
+                match self.carry_out(&round, step) {
                     Ok(()) => {
                         open_orders.remove(&step.order);
                     }
@@ -219,13 +219,13 @@ impl MigMaker {
     }
 
     /// Carries out one step, and notes it before and after.
-    fn carry_out(&mut self, nvml: &Nvml, step: &MigStep) -> Result<(), String> {
+    fn carry_out(&mut self, round: &Round<'_>, step: &MigStep) -> Result<(), String> {
         let begun = self.on_demand.made().begin(step.begun.clone());
         begun.map_err(|error| {
             format!("the list of instances made here cannot be written (`--mig-folder`): {error}")
         })?;
         let began = self.clock.precise();
-        let outcome = instances::carry_out(nvml, step);
+        let outcome = instances::carry_out(round, step);
         let took = self.clock.precise().saturating_sub(began);
         let (gpu, profile, start) =
             (&step.begun.gpu, &step.order.place.profile, step.begun.slot.start);
@@ -244,7 +244,7 @@ impl MigMaker {
                 );
             }
         }
-        match instances::layout_of(nvml, gpu, &mut self.profiles) {
+        match instances::layout_of(round, gpu, &mut self.profiles) {
             Ok(layout) => {
                 if outcome.is_err() && step.begun.is_new {
                     self.on_demand.made().refused(&step.begun, &layout);

@@ -1,10 +1,9 @@
 //! The GPUs of this node, read through NVML. Only this file and its folder use `nvml-wrapper`.
 //!
 //! All state has UUIDs as keys, because NVML's indices change between boots and its handles end
-//! with a MIG instance. So each sample looks up the devices again. The library is opened at the
-//! first sample, and again after a reload of the driver: a missing driver, or one in an upgrade,
-//! costs samples but no restart. Dropping the probe closes the library, since a driver cannot be
-//! unloaded while a process has the library open.
+//! with a MIG instance. Handles are kept while the library is open, and each sample reads their
+//! UUIDs. The library is opened at the first sample, and again after a reload of the driver. Dropping
+//! the probe closes it, since a driver cannot be unloaded while a process has the library open.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -19,7 +18,7 @@ use crate::mig::on_demand::MigOnDemand;
 use crate::mps::daemons::MpsDaemons;
 use crate::nvml::cgroup_limits::{MemoryLimits, OpenDriver};
 use crate::nvml::details::Details;
-use crate::nvml::library::LIBRARY;
+use crate::nvml::library::{Handles, LIBRARY};
 use crate::nvml::raw::EventSet;
 use crate::nvml::sweep::{Failure, SeenDevice, Sweep, Sweeper};
 use crate::nvml::trouble::{Trouble, unless_unsupported};
@@ -34,9 +33,13 @@ use wire::ids::{MAX_DEVICES_PER_NODE, PodUid};
 use wire::report::bodies::{Allocation, DeviceReport, DeviceUse, DriverReport, MigProfileReport};
 use wire::units::Timestamp;
 
-/// How long the library stays open while a GPU is lost or needs a reset. An open library does not
-/// see the effect of a reset, and prevents some resets. Opening takes a short time, for all GPUs.
+/// How long the library stays open while a GPU is lost or needs a reset; it doubles each time. An open
+/// library does not see the effect of a reset, and prevents some resets. Opening takes up to half a
+/// minute on large nodes, and no GPU is read meanwhile.
 const REOPEN_AFTER: Duration = Duration::from_secs(30);
+
+/// Longest such time.
+const REOPEN_AFTER_MAX: Duration = Duration::from_secs(120);
 
 /// Reads the GPUs of this node.
 pub struct NvmlProbe {
@@ -51,6 +54,8 @@ pub struct NvmlProbe {
     lent_limits: Option<LentLimits>,
     /// The library while it is open.
     open: Option<Opened>,
+    /// How long it stays open while a GPU is away.
+    reopen_after: Duration,
     /// Devices as they were last read successfully, by UUID; reported for a lost device.
     known: BTreeMap<String, DeviceReport>,
     /// Health of each GPU, by UUID; outlives the library.
@@ -65,6 +70,9 @@ pub struct NvmlProbe {
 struct Opened {
     nvml: Nvml,
     since: Timestamp,
+    handles: Handles,
+    /// How often instances were changed here before the last sweep.
+    changes: u64,
     /// The set of events; none if it cannot be created.
     events: Option<EventSet>,
     /// UUID of each GPU with registered events, by the identity of its handle.
@@ -92,6 +100,7 @@ impl NvmlProbe {
             on_demand: None,
             lent_limits: None,
             open: None,
+            reopen_after: REOPEN_AFTER,
             known,
             health,
             draining,
@@ -134,7 +143,7 @@ impl NvmlProbe {
             true => Ok(Containers::new()),
             false => self.pods.containers_of(&pods),
         };
-        let driver = OpenDriver { nvml: &open.nvml, limits };
+        let driver = OpenDriver { nvml: &open.nvml, handles: &open.handles, limits };
         lent.carry_out(orders.as_ref(), &limited, containers.as_ref(), &driver, now);
     }
 
@@ -147,6 +156,8 @@ impl NvmlProbe {
         Ok(Opened {
             nvml,
             since: now,
+            handles: Handles::default(),
+            changes: 0,
             events: None,
             registered,
             details,
@@ -162,11 +173,17 @@ impl NvmlProbe {
         &mut self,
         open: &mut Opened,
         processes: ProcessSampling,
+        changes: u64,
         now: Timestamp,
     ) -> Result<Sweep, ProbeError> {
         open.read_events(&self.known, &mut self.health)?;
+        // Another process may have made instances.
+        let may_have_new = processes == ProcessSampling::List || changes != open.changes;
+        open.changes = changes;
         let sweeper = Sweeper {
             nvml: &open.nvml,
+            handles: &mut open.handles,
+            may_have_new,
             events: open.events.as_ref(),
             registered: &mut open.registered,
             details: &mut open.details,
@@ -369,6 +386,10 @@ impl Probe for NvmlProbe {
         self.draining.observe(allocations);
         self.watched.observe(allocations);
     }
+
+    fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
 }
 
 impl NvmlProbe {
@@ -400,7 +421,7 @@ impl NvmlProbe {
         let has_ended = self.watched.forget_ended(&self.pods);
         let processes = if has_ended { ProcessSampling::List } else { processes };
         let changes = self.on_demand.as_ref().map_or(0, |on_demand| on_demand.made().changes());
-        let sweep = self.sweep(&mut open, processes, now)?;
+        let sweep = self.sweep(&mut open, processes, changes, now)?;
         let mut sample = self.settle(sweep, &mut open, changes);
         self.draining.complete(&mut sample.uses, &self.pods);
         self.watched.learn(&sample.uses, &self.pods);
@@ -413,7 +434,12 @@ impl NvmlProbe {
             matches!(device.fault, Some(DeviceFault::Lost | DeviceFault::ResetRequired))
         });
         // Kept only now: after an error of the whole library, the next sample opens it again.
-        if !(is_any_away && now.since(open.since) >= REOPEN_AFTER) {
+        if !is_any_away {
+            self.reopen_after = REOPEN_AFTER;
+        }
+        if is_any_away && now.since(open.since) >= self.reopen_after {
+            self.reopen_after = (2 * self.reopen_after).min(REOPEN_AFTER_MAX);
+        } else {
             self.open = Some(open);
         }
         Ok(sample)

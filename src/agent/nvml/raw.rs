@@ -1,5 +1,5 @@
 //! Calls that `nvml-wrapper` lacks or breaks, through its table of symbols. Each function is safe to
-//! call. The only other unsafe code of the product is in `raw_mig` and `cgroup_limits`.
+//! call. The only other unsafe code of the product is in `raw_mig`, `cgroup_limits` and `library`.
 //!
 //! What is wrong with the wrapper's own (0.13): process lists take two calls and fail if a process
 //! appears between them. Events lose the GPU instance, and unknown kinds of events. The kind of an

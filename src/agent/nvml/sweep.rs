@@ -13,8 +13,9 @@ use crate::gpu::sample::{ProbeError, ProcessSampling};
 use crate::mps::daemons::MpsDaemons;
 use crate::nvml::cgroup_limits::{Listed, MemoryLimits};
 use crate::nvml::details::Details;
+use crate::nvml::library::{Handles, MigPosition};
 use crate::nvml::raw::{EventSet, ProcessList};
-use crate::nvml::trouble::{Trouble, library_error, required, unless_lost, unless_unsupported};
+use crate::nvml::trouble::{Trouble, required, start_error, unless_lost, unless_unsupported};
 use crate::nvml::utilization::Utilization;
 use crate::nvml::{cgroup_limits, instances, raw, utilization};
 use crate::processes::pods::PodsByProcess;
@@ -55,6 +56,10 @@ pub(crate) struct Sweep {
 /// Walks over all devices.
 pub(crate) struct Sweeper<'a> {
     pub(crate) nvml: &'a Nvml,
+    /// The devices that were looked up.
+    pub(crate) handles: &'a mut Handles,
+    /// Whether to look for MIG devices that were not there before.
+    pub(crate) may_have_new: bool,
     /// The set of events; none if the driver has none.
     pub(crate) events: Option<&'a EventSet>,
     /// UUID of each GPU with registered events, by the identity of its handle.
@@ -78,29 +83,46 @@ pub(crate) struct Sweeper<'a> {
     pub(crate) processes: ProcessSampling,
 }
 
+/// What a kept handle was good for.
+enum Kept {
+    /// The instance was read by it.
+    Read,
+    /// There is none.
+    Absent,
+    /// It leads to no instance any more.
+    Ended,
+}
+
 /// A GPU as its instances see it.
 struct Parent<'a> {
     gpu: &'a Device<'a>,
+    /// By which the library counts it.
+    position: u32,
     uuid: &'a str,
     index: u32,
 }
 
-impl Sweeper<'_> {
+impl<'a> Sweeper<'a> {
     /// Reads all devices that answer.
     pub(crate) fn sweep(mut self) -> Result<Sweep, ProbeError> {
         let count = self.nvml.device_count();
-        let count = count.map_err(|error| library_error("count the GPUs", &error))?;
+        let count = count.map_err(|error| start_error("count the GPUs", &error))?;
+        self.handles.expect(count);
         let most = u32::try_from(MAX_DEVICES_PER_NODE).unwrap_or(u32::MAX);
         let mut sweep = Sweep::default();
         for position in 0..count.min(most) {
             let mut uuid = None;
-            let gpu = required(self.nvml.device_by_index(position));
-            match gpu.and_then(|gpu| self.gpu(&gpu, position, &mut uuid, &mut sweep)) {
-                Ok(()) => {}
+            let gpu = required(self.handles.gpu(self.nvml, position));
+            let fault = match gpu.and_then(|gpu| self.gpu(&gpu, position, &mut uuid, &mut sweep)) {
+                Ok(()) => continue,
                 Err(Trouble::Library(error)) => return Err(error),
-                Err(Trouble::Unsupported) => sweep.fail(uuid, DeviceFault::NotAnswering),
-                Err(Trouble::Device(fault)) => sweep.fail(uuid, fault),
+                Err(Trouble::Unsupported) => DeviceFault::NotAnswering,
+                Err(Trouble::Device(fault)) => fault,
+            };
+            if fault == DeviceFault::NotAnswering {
+                self.handles.forget(position); // the library may no longer know it
             }
+            sweep.fail(uuid, fault);
         }
         Ok(sweep)
     }
@@ -115,6 +137,7 @@ impl Sweeper<'_> {
     ) -> Result<(), Trouble> {
         let uuid = required(gpu.uuid())?;
         *known_uuid = Some(uuid.clone());
+        self.handles.name(position, &uuid);
         let model = required(gpu.name())?;
         let index = unless_unsupported(gpu.index())?.unwrap_or(position);
         let in_mig_mode = match gpu.mig_mode() {
@@ -140,7 +163,9 @@ impl Sweeper<'_> {
         let report = DeviceReport::new(uuid.clone(), index, model, kind);
         self.push(gpu, DeviceReport { mig_profiles, ..report }, sweep)?;
         if in_mig_mode {
-            self.instances(&Parent { gpu, uuid: &uuid, index }, sweep)?;
+            self.instances(&Parent { gpu, position, uuid: &uuid, index }, sweep)?;
+        } else {
+            self.handles.note_whole(position);
         }
         Ok(())
     }
@@ -214,11 +239,21 @@ impl Sweeper<'_> {
     fn instances(&mut self, parent: &Parent<'_>, sweep: &mut Sweep) -> Result<(), Trouble> {
         // The highest possible number, not the current one: gaps answer "not found".
         let most = required(parent.gpu.mig_device_count())?;
-        for position in 0..most.min(INSTANCES_MAX) {
-            let instance = match parent.gpu.mig_device_by_index(position) {
+        let looks = self.may_have_new || !self.handles.is_walked(parent.position);
+        for device in 0..most.min(INSTANCES_MAX) {
+            let at = MigPosition { gpu: parent.position, device };
+            match self.kept(at, parent, sweep)? {
+                Kept::Read => continue,
+                Kept::Absent if !looks => continue,
+                Kept::Absent | Kept::Ended => {}
+            }
+            let instance = match parent.gpu.mig_device_by_index(device) {
                 Err(NvmlError::NotFound | NvmlError::InvalidArg) => continue,
                 other => required(other),
             };
+            if let Ok(instance) = &instance {
+                self.handles.keep(at, instance);
+            }
             let mut uuid = None;
             match instance.and_then(|instance| self.instance(&instance, parent, &mut uuid, sweep)) {
                 Ok(()) => {}
@@ -227,7 +262,33 @@ impl Sweeper<'_> {
                 Err(Trouble::Device(fault)) => sweep.fail(uuid, fault),
             }
         }
+        self.handles.walked(parent.position);
         Ok(())
+    }
+
+    /// Reads a MIG instance by the handle that was kept of it. The handle is forgotten if it has ended with its
+    /// instance, or leads to one that another handle leads to, too.
+    fn kept(
+        &mut self,
+        at: MigPosition,
+        parent: &Parent<'_>,
+        sweep: &mut Sweep,
+    ) -> Result<Kept, Trouble> {
+        let nvml: &'a Nvml = self.nvml;
+        let Some(instance) = self.handles.instance(nvml, at) else { return Ok(Kept::Absent) };
+        let of_parent = sweep.seen.iter().rev().take(INSTANCES_MAX as usize);
+        let is_twice = instance
+            .uuid()
+            .is_ok_and(|uuid| of_parent.into_iter().any(|seen| seen.report.uuid == uuid));
+        if !is_twice {
+            match self.instance(&instance, parent, &mut None, sweep) {
+                Ok(()) => return Ok(Kept::Read),
+                Err(Trouble::Library(error)) => return Err(Trouble::Library(error)),
+                Err(Trouble::Unsupported | Trouble::Device(_)) => {}
+            }
+        }
+        self.handles.forget_instance(at);
+        Ok(Kept::Ended)
     }
 
     /// Reads one MIG instance; its name is that of the GPU followed by ` MIG <profile>`.

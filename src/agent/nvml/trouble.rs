@@ -65,11 +65,22 @@ fn trouble(error: NvmlError) -> Trouble {
     }
 }
 
+/// A failure of the library's start or of its count of GPUs. These calls alone show that the container itself is the
+/// fault: a single device may refuse anything.
+pub(crate) fn start_error(what: &'static str, error: &NvmlError) -> ProbeError {
+    match error {
+        NvmlError::LibRmVersionMismatch => ProbeError::DriverMismatch,
+        NvmlError::Unknown | NvmlError::NoPermission => {
+            ProbeError::Refused { what, cause: error.to_string() }
+        }
+        other => library_error(what, other),
+    }
+}
+
 /// A failure of the whole library, with what to do about it.
 pub(crate) fn library_error(what: &'static str, error: &NvmlError) -> ProbeError {
     match error {
         NvmlError::DriverNotLoaded => ProbeError::DriverNotLoaded,
-        NvmlError::LibRmVersionMismatch => ProbeError::DriverMismatch,
         NvmlError::FailedToLoadSymbol(cause) => ProbeError::DriverTooOld { cause: cause.clone() },
         other => ProbeError::Driver { what, cause: other.to_string() },
     }

@@ -37,9 +37,10 @@ use agent::gpu::sample::{Probe, ProcessSampling};
 use agent::node::client::Proof;
 use agent::node::config::AgentConfig;
 use agent::node::metrics::AgentMetrics;
-use agent::node::metrics_port;
+use agent::node::metrics_port::{self, Shown};
 use agent::node::replicas::Resolver;
 use agent::node::session::Session;
+use agent::upkeep::condition::{LastAccepted, Upkeep};
 use control::shared::app::App;
 use engine::hardware::pool::PoolRules;
 use engine::ledger::nodes::state::Ledger;
@@ -365,9 +366,10 @@ async fn live(
             resolver: Resolver::default(),
             period,
             clock: app.clock,
-            metrics: args.agent_metrics.map(agent_metrics).transpose()?,
+            metrics: args.agent_metrics.map(|at| agent_metrics(at, app.clock)).transpose()?,
             mig: None,
             limits: None,
+            upkeep: Upkeep::default(),
         };
         let never = std::future::pending();
         let ended = match kubelet {
@@ -403,12 +405,13 @@ async fn live(
 }
 
 /// The metrics of all simulated agents, served on an address of their own.
-fn agent_metrics(address: SocketAddr) -> Result<AgentMetrics> {
+fn agent_metrics(address: SocketAddr, clock: Clock) -> Result<AgentMetrics> {
     let listener = metrics_port::listen(address)
         .with_context(|| format!("cannot listen on `{address}` (`--agent-metrics`)"))?;
-    let shown = AgentMetrics::new();
-    tokio::spawn(metrics_port::serve(shown.clone(), listener));
-    Ok(shown)
+    let metrics = AgentMetrics::new();
+    let (shown, accepted) = (Some(metrics.clone()), LastAccepted::default());
+    tokio::spawn(metrics_port::serve(Shown { metrics: shown, accepted, clock }, listener));
+    Ok(metrics)
 }
 
 /// The first report of each node, without HTTP: it calls the handler directly.

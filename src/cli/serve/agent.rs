@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use agent::command::{AgentArgs, GRACE, node_name, stop};
+use agent::command::{AgentArgs, Ended, GRACE, node_name, stop};
 use anyhow::{Context, bail};
 use runtime::clock::Clock;
 use runtime::process::logging;
@@ -26,14 +26,21 @@ pub struct SimulatedArgs {
 }
 
 /// Flags that mean nothing without a node.
-const OF_A_NODE: [&str; 6] =
-    ["nvml_library", "kubelet_socket", "mps", "memory_limits", "mig_on_demand", "metrics_listen"];
+const OF_A_NODE: [&str; 7] = [
+    "nvml_library",
+    "kubelet_socket",
+    "mps",
+    "memory_limits",
+    "mig_on_demand",
+    "metrics_listen",
+    "probes_listen",
+];
 
-/// Runs the agent until SIGTERM or SIGINT.
+/// Runs the agent until SIGTERM or SIGINT, or until only a new container helps.
 ///
 /// # Errors
 /// A fleet file or an address that cannot be used.
-pub fn run(args: SimulatedArgs, clock: Clock) -> anyhow::Result<()> {
+pub fn run(args: SimulatedArgs, clock: Clock) -> anyhow::Result<Ended> {
     match (args.simulate, args.node) {
         (Some(file), only) => play(&args.agent, &file, only.as_deref(), clock),
         (None, Some(node)) => agent::command::run(args.agent, &node, clock),
@@ -42,7 +49,7 @@ pub fn run(args: SimulatedArgs, clock: Clock) -> anyhow::Result<()> {
 }
 
 /// Plays the nodes of a fleet file, or one of them.
-fn play(args: &AgentArgs, file: &Path, only: Option<&str>, clock: Clock) -> anyhow::Result<()> {
+fn play(args: &AgentArgs, file: &Path, only: Option<&str>, clock: Clock) -> anyhow::Result<Ended> {
     logging::start(args.log.level(), args.log.format())?;
     let mut fleet = Fleet::read(file)?;
     if let Some(only) = only {
@@ -57,7 +64,8 @@ fn play(args: &AgentArgs, file: &Path, only: Option<&str>, clock: Clock) -> anyh
     let runtime = runtime.context("cannot start the event loop")?;
     let result = runtime.block_on(async {
         let stop = stop()?;
-        Ok(run_fleet(&args.config(clock)?, &fleet, stop).await?)
+        run_fleet(&args.config(clock)?, &fleet, stop).await?;
+        Ok(Ended::Stopped)
     });
     // A name that is being resolved cannot be interrupted.
     runtime.shutdown_timeout(GRACE);
@@ -98,6 +106,7 @@ mod tests {
             "--extender http://a:1 --simulate f --mig-on-demand",
             "--extender http://a:1 --simulate f --kubelet-socket s",
             "--extender http://a:1 --simulate f --metrics-listen 127.0.0.1:0",
+            "--extender http://a:1 --simulate f --probes-listen 127.0.0.1:0",
             "--extender http://a:1 --node n --mig-adopt",
         ] {
             assert!(parsed(bad).is_err(), "{bad}");

@@ -8,6 +8,8 @@ use utoipa::ToSchema;
 pub enum DeviceFault {
     /// The driver is missing, is being upgraded or hangs: the state of all devices is unknown.
     DriverAway,
+    /// The agent's container was made for another driver. It waits for clients of MPS before it ends itself.
+    AgentOutdated,
     /// It is no longer on the PCIe bus.
     Lost,
     /// The driver requires a reset.

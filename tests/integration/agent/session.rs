@@ -14,6 +14,7 @@ use agent::node::replicas::Resolver;
 use agent::node::run::run_node;
 use agent::nvml::probe::NvmlProbe;
 use agent::processes::pods::PodsByProcess;
+use agent::upkeep::condition::Upkeep;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -177,6 +178,7 @@ impl Agent {
             metrics: None,
             mig: None,
             limits: None,
+            upkeep: Upkeep::default(),
         };
         Self(tokio::spawn(async move {
             run_fleet(&config, &fleet, std::future::pending()).await.unwrap();
@@ -370,6 +372,7 @@ async fn a_node_without_driver_stays_silent_and_stops_on_signal() {
         metrics: None,
         mig: None,
         limits: None,
+        upkeep: Upkeep::default(),
     };
     let probe = NvmlProbe::new(Some("/nowhere/libnvidia-ml.so.1".into()), PodsByProcess::new("/"));
     let stop = tokio::time::sleep(Duration::from_millis(200));

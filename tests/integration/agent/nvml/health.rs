@@ -171,14 +171,15 @@ fn the_library_is_reopened_while_a_gpu_is_lost_without_healing_it() {
     let openings = || bed.calls().iter().filter(|call| *call == "nvmlInit_v2").count();
     sample_at(&mut probe, 0).unwrap();
     bed.play(&scenario(json!({"*": 15})));
-    for (seconds, expected) in [(1, 1), (29, 1), (31, 1), (32, 2), (60, 2), (62, 2), (63, 3)] {
+    // After 30 s, then after 60.
+    for (seconds, expected) in [(1, 1), (29, 1), (31, 1), (32, 2), (63, 2), (92, 2), (93, 3)] {
         let seen = sample_at(&mut probe, seconds).unwrap();
         let both = [("GPU-a", Some(DeviceFault::Lost)), ("GPU-z", Some(DeviceFault::Xid))];
         assert_eq!(faults(&seen), both, "{seconds}");
         assert_eq!(openings(), expected, "after {seconds} s");
     }
     bed.play(&scenario(json!({})));
-    let seen = sample_at(&mut probe, 64).unwrap();
+    let seen = sample_at(&mut probe, 94).unwrap();
     assert_eq!(faults(&seen), [("GPU-a", None), ("GPU-z", Some(DeviceFault::Xid))]);
 }
 

@@ -8,6 +8,7 @@ use agent::node::config::AgentConfig;
 use agent::node::replicas::Resolver;
 use agent::node::run::run_node;
 use agent::nvml::probe::NvmlProbe;
+use agent::upkeep::condition::Upkeep;
 use runtime::clock::Clock;
 use serde_json::{Value, json};
 
@@ -49,6 +50,7 @@ impl Loops {
             metrics: None,
             mig: None,
             limits,
+            upkeep: Upkeep::default(),
         };
         threads.spawn(async move {
             run_node(&config, "n", probe, std::future::pending()).await.unwrap();

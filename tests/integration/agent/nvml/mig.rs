@@ -11,6 +11,7 @@ use agent::node::config::AgentConfig;
 use agent::node::replicas::Resolver;
 use agent::node::run::run_node;
 use agent::nvml::maker::MigMaker;
+use agent::upkeep::condition::Upkeep;
 use runtime::clock::Clock;
 use serde_json::{Value, json};
 use wire::api::state::DeviceKind;
@@ -89,6 +90,7 @@ impl Agent {
             metrics: None,
             mig: Some(mig.clone()),
             limits: None,
+            upkeep: Upkeep::default(),
         };
         let probe = bed.probe().with_mig(mig.clone());
         let (_, kubelets) = tokio::sync::watch::channel(Some(BTreeSet::new()));

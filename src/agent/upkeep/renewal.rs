@@ -1,0 +1,159 @@
+//! When the agent ends so that its container is made again: pure decisions.
+//!
+//! The library and the rights to devices that a container has are those of the time when it was made. One that was
+//! made before the driver was loaded has no library. After a driver was replaced, or the rights were taken away, the
+//! library refuses to start for as long as the container lives. Kubelet makes a container again when its process ends.
+
+use std::time::Duration;
+
+use crate::gpu::sample::ProbeError;
+use wire::units::Timestamp;
+
+/// The exit code by which the agent has its container made again: "temporary failure" of `sysexits.h`. No other end
+/// has it.
+pub const MADE_AGAIN: u8 = 75;
+
+/// How long the library may refuse to start, without another answer in between.
+pub const REFUSED_FOR: Duration = Duration::from_secs(60);
+
+/// Why the container has to be made again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Renewal {
+    /// The module was loaded after the container was made, and the library is missing.
+    #[error(
+        "NVIDIA's kernel driver was loaded after this container was made, so that it has no library: the agent ends, \
+         so that its container is made again"
+    )]
+    ModuleAppeared,
+    /// The library or the rights are those of another driver.
+    #[error(
+        "NVIDIA's library has refused to start for {} s, as it does for ever in a container with the library, or the \
+         rights, of another driver: the agent ends, so that its container is made again; if that does not help, \
+         compare `/proc/driver/nvidia/version` with the driver's libraries on this node, or reboot it",
+        REFUSED_FOR.as_secs()
+    )]
+    Refused,
+}
+
+/// What speaks for another container.
+#[derive(Debug, Default)]
+pub(crate) struct Renewals {
+    /// Whether the kernel's module was loaded at the last look; none before the first.
+    is_loaded: Option<bool>,
+    /// Whether it has appeared since the last answer of the library.
+    has_appeared: bool,
+    /// Since when the library has answered alone that it refuses to start.
+    refused_since: Option<Timestamp>,
+}
+
+impl Renewals {
+    /// Learns whether the kernel's module is loaded; `None` if that cannot be read. Returns whether it has appeared.
+    pub(crate) fn look(&mut self, is_loaded: Option<bool>) -> bool {
+        let Some(is_loaded) = is_loaded else { return false };
+        let has_appeared = self.is_loaded.replace(is_loaded) == Some(false) && is_loaded;
+        self.has_appeared |= has_appeared;
+        has_appeared
+    }
+
+    /// Whether the kernel's module was loaded at the last look.
+    pub(crate) fn is_loaded(&self) -> Option<bool> {
+        self.is_loaded
+    }
+
+    /// Learns what the library answered `now`: nothing, or why no GPU can be read. Returns why the container has to be
+    /// made again, if so.
+    pub(crate) fn settle(
+        &mut self,
+        failure: Option<&ProbeError>,
+        refused_for: Duration,
+        now: Timestamp,
+    ) -> Option<Renewal> {
+        let has_appeared = std::mem::take(&mut self.has_appeared);
+        let is_refused = failure.is_some_and(ProbeError::is_of_start);
+        self.refused_since = is_refused.then(|| self.refused_since.unwrap_or(now));
+        if has_appeared && matches!(failure, Some(ProbeError::LibraryMissing { .. })) {
+            return Some(Renewal::ModuleAppeared);
+        }
+        let since = self.refused_since?;
+        (now.since(since) >= refused_for).then_some(Renewal::Refused)
+    }
+
+    /// Time until the library has refused for long enough, if it does.
+    pub(crate) fn left(&self, refused_for: Duration, now: Timestamp) -> Option<Duration> {
+        self.refused_since.map(|since| refused_for.saturating_sub(now.since(since)))
+    }
+}
+
+/// Whether the list of the kernel's modules has NVIDIA's driver.
+pub(crate) fn has_driver(modules: &str) -> bool {
+    modules.lines().any(|line| line.split_ascii_whitespace().next() == Some("nvidia"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn missing() -> ProbeError {
+        ProbeError::LibraryMissing { library: "l".into(), cause: "c".to_owned() }
+    }
+
+    fn refused() -> ProbeError {
+        ProbeError::Refused { what: "start", cause: "c".to_owned() }
+    }
+
+    fn at(seconds: u64) -> Timestamp {
+        Timestamp::from_millis(seconds * 1_000)
+    }
+
+    #[test]
+    fn only_the_module_itself_counts() {
+        for (modules, expected) in [
+            ("nvidia 57933824 18 nvidia_uvm, Live 0x0 (PO)\n", true),
+            ("ext4 1 2 - Live 0x0\nnvidia 1 0 - Loading 0x0\n", true),
+            ("nvidia_uvm 1 0 - Live 0x0\nnvidiafb 1 0 - Live 0x0\n", false),
+            ("i2c_core 1 1 nvidia, Live 0x0\n", false),
+            ("", false),
+        ] {
+            assert_eq!(has_driver(modules), expected, "{modules}");
+        }
+    }
+
+    #[test]
+    fn a_module_that_appears_ends_an_agent_without_library_once() {
+        let mut renewals = Renewals::default();
+        let settle = |renewals: &mut Renewals, failure: &ProbeError| {
+            renewals.settle(Some(failure), REFUSED_FOR, at(1))
+        };
+        assert!(!renewals.look(None) && !renewals.look(Some(false)) && !renewals.look(None));
+        assert_eq!(settle(&mut renewals, &missing()), None);
+        assert!(renewals.look(Some(true)));
+        assert_eq!(settle(&mut renewals, &missing()), Some(Renewal::ModuleAppeared));
+        assert!(!renewals.look(Some(true)), "it was there");
+        assert_eq!(settle(&mut renewals, &missing()), None);
+        assert!(!renewals.look(Some(false)) && renewals.look(Some(true)));
+        assert_eq!(settle(&mut renewals, &ProbeError::DriverNotLoaded), None, "it has a library");
+        assert_eq!(settle(&mut renewals, &missing()), None, "that was another time");
+        let mut there = Renewals::default();
+        assert!(!there.look(Some(true)));
+        assert_eq!(settle(&mut there, &missing()), None, "no loop");
+    }
+
+    #[test]
+    fn a_minute_of_refusals_alone_counts() {
+        let others =
+            [None, Some(ProbeError::DriverNotLoaded), Some(ProbeError::Hangs { seconds: 5 })];
+        for between in others {
+            let mut renewals = Renewals::default();
+            let mut settle = |failure: Option<&ProbeError>, seconds: u64| {
+                renewals.settle(failure, REFUSED_FOR, at(seconds))
+            };
+            assert_eq!(settle(Some(&refused()), 10), None);
+            assert_eq!(settle(Some(&ProbeError::DriverMismatch), 69), None);
+            assert_eq!(settle(between.as_ref(), 70), None);
+            assert_eq!(settle(Some(&refused()), 75), None);
+            assert_eq!(settle(Some(&refused()), 134), None);
+            assert_eq!(settle(Some(&refused()), 135), Some(Renewal::Refused));
+            assert_eq!(renewals.left(REFUSED_FOR, at(100)), Some(Duration::from_secs(35)));
+        }
+    }
+}

@@ -57,7 +57,7 @@ impl Image {
     pub(crate) fn packages(self) -> &'static [&'static str] {
         match self {
             Self::Extender => &["base-files", "gcc-12-base", "libc6", "libgcc-s1"],
-            // For the script that prepares a node for MPS.
+            // For the scripts that wait for a toolkit, and prepare a node for MPS.
             Self::Agent => &["base-files", "busybox-static", "gcc-12-base", "libc6", "libgcc-s1"],
         }
     }
@@ -100,7 +100,7 @@ impl Image {
         if self == Self::Agent {
             // NVIDIA's runtime adds the driver's folder to those that this file includes.
             tree.add_file("etc/ld.so.conf", 0o644, b"include /etc/ld.so.conf.d/*.conf\n")?;
-            for command in ["mkdir", "mount", "mountpoint", "sh"] {
+            for command in ["mkdir", "mount", "mountpoint", "sh", "sleep"] {
                 tree.add_link(&format!("usr/bin/{command}"), "busybox")?;
             }
         }

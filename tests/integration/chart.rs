@@ -762,3 +762,53 @@ fn every_value_is_in_the_schema_and_the_documentation() {
         found.iter().map(|(key, value)| (key.clone(), written(value))).collect();
     assert_eq!(documented, shipped);
 }
+
+#[test]
+fn agents_have_probes_whose_port_shows_no_figures() {
+    if !has_helm("the check of the agents' probes") {
+        return;
+    }
+    for set in ["default", "mps", "everything"] {
+        let objects = rendered(set, &[]).unwrap();
+        let agents = find(&objects, "DaemonSet", "gpupack-agent");
+        assert!(agents["spec"]["minReadySeconds"].as_u64().unwrap() >= 10, "{set}");
+        let agent = &pod(&objects, "DaemonSet", "gpupack-agent")["containers"][0];
+        let (live, ready) = (&agent["livenessProbe"], &agent["readinessProbe"]);
+        assert_eq!(live["httpGet"], json!({"path": "/livez", "port": "probes"}), "{set}");
+        assert_eq!(ready["httpGet"], json!({"path": "/readyz", "port": "probes"}), "{set}");
+        let seconds = |name: &str| live[name].as_u64().unwrap();
+        assert_eq!(seconds("periodSeconds") * seconds("failureThreshold"), 120, "{set}");
+        let ports = agent["ports"].as_array().unwrap();
+        let probes = ports.iter().find(|port| port["name"] == "probes").unwrap();
+        let args: Vec<&str> =
+            agent["args"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+        let listens = format!("0.0.0.0:{}", probes["containerPort"]);
+        assert!(args.windows(2).any(|pair| pair == ["--probes-listen", &listens]), "{args:?}");
+    }
+    let objects = rendered("everything", &[]).unwrap();
+    let policy = find(&objects, "NetworkPolicy", "gpupack-agent");
+    let rules = policy["spec"]["ingress"].as_array().unwrap();
+    let open = rules.iter().find(|rule| rule["from"].is_null()).unwrap();
+    assert_eq!(open["ports"], json!([{"port": "probes", "protocol": "TCP"}]), "kubelet passes");
+}
+
+#[test]
+fn agents_wait_for_the_operators_toolkit_where_that_is_set() {
+    if !has_helm("the check of the agents' first container") {
+        return;
+    }
+    let objects = rendered("default", &[]).unwrap();
+    assert!(pod(&objects, "DaemonSet", "gpupack-agent")["initContainers"].is_null());
+    let objects = rendered("mps", &["--set", "agents.waitForToolkit=true"]).unwrap();
+    let pod = pod(&objects, "DaemonSet", "gpupack-agent");
+    let first = &pod["initContainers"][0];
+    assert_eq!(first["name"], "toolkit", "before the memory of MPS");
+    let script = first["args"][0].as_str().unwrap();
+    assert!(script.contains("/run/nvidia/validations/toolkit-ready"), "{script}");
+    assert_eq!(first["securityContext"]["capabilities"]["drop"], json!(["ALL"]));
+    let mount = &first["volumeMounts"][0];
+    assert_eq!(mount["mountPropagation"], "HostToContainer");
+    let folder = &volume(pod, mount["name"].as_str().unwrap())["hostPath"];
+    let expected = json!({"path": "/run/nvidia/validations", "type": "DirectoryOrCreate"});
+    assert_eq!(folder, &expected);
+}

@@ -378,6 +378,15 @@ fn agents(sheet: &mut Sheet, cluster: &Cluster) {
         ),
         Err(why) => section.note(2, &unknown("runtimeClassName", why)),
     }
+    if cluster.operators.as_ref().is_ok_and(|namespaces| !namespaces.is_empty()) {
+        section.note(
+            2,
+            "The GPU Operator writes a file when driver and toolkit of a node are set up; a container that is made \
+             before has no library. Take this out if agents run on nodes with nvidia.com/gpu.deploy.operands=false: \
+             there it never comes.",
+        );
+        section.line("  waitForToolkit: true");
+    }
     if cluster.has_group("monitoring.coreos.com") == Some(true) {
         section.line("  metrics: true");
     }

@@ -39,6 +39,7 @@ async fn values_fit_the_cluster_and_it_is_only_read() {
     assert_eq!(found["scheduler"]["image"]["tag"], "v1.36.3");
     assert_eq!(found["certificates"]["source"], "cert-manager");
     assert_eq!(found["webhook"]["excludedNamespaces"], json!(["gpu-operator"]));
+    assert_eq!(found["agents"]["waitForToolkit"], true, "the operator says when it is set up");
     assert_eq!(found["webhook"]["toleratedTaints"], json!(["team"]));
     assert_eq!(found["monitoring"]["serviceMonitor"], true);
     let flat = text.replace("\n#", "");

@@ -104,7 +104,8 @@ pub trait Probe: Send {
     }
 }
 
-/// Why nothing can be read on this node. Each error is retried without a restart.
+/// Why nothing can be read on this node. Each error is retried; see [`crate::upkeep::renewal`] for those that only a new
+/// container ends.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProbeError {
     /// The library does not exist or cannot be loaded.

@@ -196,7 +196,7 @@ impl<P: Probe + 'static> Sampler<P> {
         self.cadence.learn_failure(failure);
         let found = self.renewals.settle(failure, self.upkeep.refused_for, self.clock.now());
         let is_held = found.is_some() && self.upkeep.has_clients().await;
-        if let (Some(metrics), true) = (&self.metrics, is_held != self.is_outdated) {
+        if let Some(metrics) = &self.metrics {
             metrics.show_outdated(&self.node.name, is_held);
         }
         if let (Some(cause), true, false) = (&found, is_held, self.is_outdated) {

@@ -78,6 +78,10 @@ pub struct AgentArgs {
     #[command(flatten)]
     pub mig: MigOnDemandArgs,
 
+    /// Xids that are no reason to keep pods off a GPU, beside those of applications: numbers with commas between them.
+    #[arg(long, value_name = "NUMBERS", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..))]
+    pub ignore_xids: Vec<u16>,
+
     /// Address and port of the GPU metrics for Prometheus, for instance `0.0.0.0:9410`; by default
     /// there are none.
     #[arg(long, value_name = "ADDRESS")]
@@ -268,7 +272,8 @@ async fn run_until_signal(args: AgentArgs, node: &str, clock: Clock) -> anyhow::
     let (proc_root, managed) = (Some(args.proc_root.clone()), daemons.clone());
     config.upkeep = Upkeep { proc_root, daemons: managed, ..upkeep };
     let pods = PodsByProcess::new(args.proc_root);
-    let mut probe = NvmlProbe::new(args.nvml_library.clone(), pods);
+    let ignored = args.ignore_xids.iter().copied().map(u64::from).collect();
+    let mut probe = NvmlProbe::new(args.nvml_library.clone(), pods).ignoring(ignored);
     let kubelet = KubeletDevices::new(args.kubelet_socket);
     kubelet.refresh().await; // before any pod can be placed there
     tokio::spawn(kubelet.clone().run());
@@ -333,6 +338,8 @@ fn proof(args: &AgentArgs) -> anyhow::Result<Proof> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
 
     #[test]
@@ -342,6 +349,25 @@ mod tests {
             assert!(said.starts_with(&format!("`{word}` is gone: leave it out; ")), "{said}");
         }
         assert_eq!(gone("--mig-adopt"), None);
+    }
+
+    #[derive(Debug, clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: AgentArgs,
+    }
+
+    #[test]
+    fn ignored_xids_are_whole_numbers_with_commas_between_them() {
+        let read = |text: &str| {
+            let line = Line::try_parse_from(["agent", "--extender=http://e", text]);
+            line.ok().map(|line| line.args.ignore_xids)
+        };
+        assert_eq!(read("--period-ms=100"), Some(Vec::new()));
+        assert_eq!(read("--ignore-xids=48,63"), Some(vec![48, 63]));
+        for bad in ["", "0", "48,", "48,,63", "48;63", "-1", "65536", "all", "0x30", "4 8"] {
+            assert_eq!(read(&format!("--ignore-xids={bad}")), None, "{bad}");
+        }
     }
 
     #[test]

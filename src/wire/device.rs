@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::api::condition::AddressingMode;
 use crate::ids::{
     DeviceId, MAX_CLASSES_PER_NODE, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE, MAX_MIG_PLACES,
     MigProfile, ModelName, NotAUuid, PoolName,
@@ -241,6 +242,12 @@ pub struct DeviceDetails {
     pub slot: Option<Slot>,
     /// Streaming multiprocessors of a MIG instance.
     pub sm_count: Option<u32>,
+    /// Streaming multiprocessors that the instances of a GPU in MIG mode share, as the driver lists them.
+    pub multiprocessors: Option<u32>,
+    /// How it addresses the memory of its host.
+    pub addressing_mode: Option<AddressingMode>,
+    /// Whether its size is that of the configuration: it has no memory of its own.
+    pub is_size_configured: bool,
     /// Whether the driver can limit the memory of containers on it.
     pub can_limit_memory: bool,
     /// MIG instances that the node's agent can make on it; empty unless it is a GPU in MIG mode, and the agent

@@ -60,6 +60,8 @@ pub struct Driver {
     pub version: String,
     /// Newest CUDA that it can run, for instance `13.0`.
     pub cuda: Option<String>,
+    /// Whether its module `nvidia-uvm`, without which CUDA fails, is certainly not loaded.
+    pub lacks_uvm: bool,
 }
 
 /// What is or was wrong with a device, and the state of its MPS daemon.

@@ -6,7 +6,7 @@
 //! the driver was loaded again. Time alone changes nothing. If the driver reports the action that
 //! it requests (field 230), that counts, not a private table of Xids.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use wire::api::condition::DeviceFault;
 
@@ -65,6 +65,8 @@ pub enum GpuEvent {
         /// The GPU instance that it affects; `None`: the whole GPU.
         instance: Option<u32>,
     },
+    /// An Xid that the operator has said to ignore.
+    IgnoredXid { number: u64 },
     /// The GPU is not available.
     Unavailable,
     /// The driver requests another recovery action.
@@ -79,7 +81,19 @@ impl GpuEvent {
             Self::Xid { number, instance } => {
                 Self::Xid { number, instance: instance.filter(|id| is_known(*id)) }
             }
-            Self::Unavailable | Self::RecoveryChanged => self,
+            Self::IgnoredXid { .. } | Self::Unavailable | Self::RecoveryChanged => self,
+        }
+    }
+
+    /// The same event, but without effect if it is an Xid of the operator's list.
+    #[must_use]
+    pub fn unless_ignored(self, ignored: &BTreeSet<u64>) -> Self {
+        match self {
+            Self::Xid { number, .. } if ignored.contains(&number) => Self::IgnoredXid { number },
+            Self::Xid { .. }
+            | Self::IgnoredXid { .. }
+            | Self::Unavailable
+            | Self::RecoveryChanged => self,
         }
     }
 }
@@ -87,6 +101,7 @@ impl GpuEvent {
 /// Xids of one GPU since the start of the agent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct XidCounts {
+    /// Of applications, and those that are ignored.
     pub application: u64,
     pub device: u64,
 }
@@ -113,6 +128,11 @@ impl GpuHealth {
         let (instance, fault) = match event {
             GpuEvent::RecoveryChanged => return,
             GpuEvent::Unavailable => (None, DeviceFault::Unavailable),
+            GpuEvent::IgnoredXid { number } => {
+                self.last_xid = Some(number);
+                self.counts.application = self.counts.application.saturating_add(1);
+                return;
+            }
             GpuEvent::Xid { number, instance } => {
                 self.last_xid = Some(number);
                 if APPLICATION_XIDS.contains(&number) {
@@ -200,6 +220,26 @@ mod tests {
             assert_eq!(health.fault(None), Some(DeviceFault::Xid), "{number}");
             assert_eq!(health.counts().device, 1);
         }
+    }
+
+    #[test]
+    fn an_xid_that_is_ignored_is_counted_and_has_no_effect() {
+        let ignored = BTreeSet::from([79, 154]);
+        let mut health = GpuHealth::default();
+        health.strike(xid(79).unless_ignored(&ignored));
+        health.strike(GpuEvent::Xid { number: 79, instance: Some(2) }.unless_ignored(&ignored));
+        assert_eq!((health.fault(Some(2)), health.last_xid()), (None, Some(79)));
+        assert_eq!(health.counts(), XidCounts { application: 2, device: 0 });
+        health.strike(GpuEvent::Unavailable.unless_ignored(&ignored));
+        assert_eq!(health.fault(None), Some(DeviceFault::Unavailable));
+        health.strike(xid(48).unless_ignored(&ignored));
+        assert_eq!(health.fault(None), Some(DeviceFault::Xid));
+        health.learn_wish(Some(RecoveryAction::Reset));
+        assert_eq!(
+            health.fault(None),
+            Some(DeviceFault::ResetRequired),
+            "what the driver requests"
+        );
     }
 
     #[test]

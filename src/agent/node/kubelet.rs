@@ -148,7 +148,9 @@ impl<P: Probe> Probe for BesideKubelet<P> {
             if self.kubelet.owns(&seen.uuid) {
                 seen.healthy = false;
                 // Any other fault is worse.
-                seen.fault = seen.fault.or(Some(DeviceFault::KubeletOwned));
+                // A size that the operator gives ends `NoMemory`, and must not give it to other pods.
+                let own = seen.fault.filter(|fault| *fault != DeviceFault::NoMemory);
+                seen.fault = own.or(Some(DeviceFault::KubeletOwned));
             }
         }
         Ok(sample)

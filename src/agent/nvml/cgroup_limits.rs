@@ -81,7 +81,11 @@ impl MemoryLimits {
         let group = CString::new(group).map_err(|_| NvmlError::InvalidArg)?;
         let mut limits =
             ReadLimits { name_space: group.as_ptr(), soft: 0, hard: UNLIMITED, used: 0 };
-        nvml_try(unsafe { (self.read)(gpu.handle(), &raw mut limits) })?;
+        match nvml_try(unsafe { (self.read)(gpu.handle(), &raw mut limits) }) {
+            // The call works, and this group has no limit.
+            Err(NvmlError::NotFound) => return Ok(GroupLimit { limit: None, used: 0 }),
+            answer => answer?,
+        }
         let limit = (limits.hard != UNLIMITED).then_some(limits.hard);
         Ok(GroupLimit { limit, used: limits.used })
     }

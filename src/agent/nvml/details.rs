@@ -2,6 +2,7 @@
 //! read once per device and opening. What the driver does not report is left out.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::PciInfo;
@@ -11,15 +12,19 @@ use nvml_wrapper_sys::bindings::NVML_AFFINITY_SCOPE_NODE;
 use crate::nvml::cgroup_limits::MemoryLimits;
 use crate::nvml::raw;
 use crate::nvml::trouble::{Trouble, unless_lost};
-use crate::processes::pods::CGROUP_ROOT;
+use crate::processes::pods::{CGROUP_ROOT, read_lossily};
+use wire::api::condition::AddressingMode;
 use wire::api::state::{MigPlacement, Neighbor};
-use wire::report::bodies::{DeviceReport, DriverReport};
+use wire::report::bodies::{DeviceReport, DriverReport, ProcessUse};
 
 /// Most NVLinks of a GPU that are read; NVIDIA's own constant says 18.
 const LINKS_MAX: u32 = 36;
 
 /// Words of the set of NUMA nodes: 1,024 nodes.
 const NUMA_WORDS: usize = 16;
+
+/// Most that is read of `/proc/devices`, which has a short line for each driver.
+const MAX_DEVICES_BYTES: u64 = 64 << 10;
 
 /// Domain, bus and device of a PCI address.
 type PciAddress = (u32, u32, u32);
@@ -42,11 +47,55 @@ pub(crate) struct Details {
     slot: Option<MigPlacement>,
     /// Its streaming multiprocessors; only of a MIG instance.
     sm_count: Option<u32>,
-    /// Whether the driver supports limits of its memory.
-    can_limit_memory: bool,
+    /// The multiprocessors that its instances share; only of a GPU in MIG mode.
+    pub(crate) multiprocessors: Option<u32>,
+    /// How it addresses the memory of its host.
+    addressing_mode: Option<AddressingMode>,
+    /// What processes used at the last list; only where that is not what the driver says is in use.
+    pub(crate) listed_use: ListedUse,
+    /// Whether the driver supports limits of its memory; `None`: it has not said so yet.
+    can_limit_memory: Option<bool>,
+}
+
+/// The memory of all processes on a device, as of their last list.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ListedUse {
+    /// The list was not read, or a process of it has no figure.
+    #[default]
+    Unknown,
+    Mib(u64),
+}
+
+impl ListedUse {
+    /// That of a list; none: it could not be read.
+    pub(crate) fn of(processes: Option<&[ProcessUse]>) -> Self {
+        let known = processes.and_then(|list| {
+            list.iter().try_fold(0_u64, |sum, process| sum.checked_add(process.memory_mib?))
+        });
+        known.map_or(Self::Unknown, Self::Mib)
+    }
+
+    /// The amount, if it is known.
+    pub(crate) fn mib(self) -> Option<u64> {
+        match self {
+            Self::Mib(mib) => Some(mib),
+            Self::Unknown => None,
+        }
+    }
 }
 
 impl Details {
+    /// Asks the driver again whether it supports limits of the memory of `gpu`, if it has not said so yet.
+    pub(crate) fn learn_limits(&mut self, gpu: &Device<'_>, limits: Option<&MemoryLimits>) {
+        self.can_limit_memory = self.can_limit_memory.or_else(|| can_limit_memory(gpu, limits));
+    }
+
+    /// Whether its memory belongs to the operating system of the host, as on Grace. The driver then counts pages
+    /// as used that no process has.
+    pub(crate) fn is_part_of_the_host(&self) -> bool {
+        self.addressing_mode == Some(AddressingMode::Ats)
+    }
+
     /// The constant facts of a GPU.
     pub(crate) fn of_gpu(
         nvml: &Nvml,
@@ -54,13 +103,8 @@ impl Details {
         limits: Option<&MemoryLimits>,
     ) -> Result<Self, Trouble> {
         let mut details = Self {
-            // Any other answer about the root group shows that the driver has the call.
-            can_limit_memory: limits.is_some_and(|limits| {
-                !matches!(
-                    limits.hard(gpu, CGROUP_ROOT),
-                    Err(NvmlError::NotSupported | NvmlError::FunctionNotFound)
-                )
-            }),
+            can_limit_memory: can_limit_memory(gpu, limits),
+            addressing_mode: unless_lost(raw::addressing_mode(nvml, gpu))?,
             pci: unless_lost(gpu.pci_info())?.as_ref().map(address),
             minor: unless_lost(gpu.minor_number())?,
             numa_node: unless_lost(gpu.memory_affinity(NUMA_WORDS, NVML_AFFINITY_SCOPE_NODE))?
@@ -99,7 +143,8 @@ impl Details {
         let attributes = unless_lost(instance.attributes())?;
         let sm_count =
             attributes.map(|attributes| attributes.multiprocessor_count).filter(|count| *count > 0);
-        Ok(Self { instance: id, slot, sm_count, ..Self::default() })
+        let addressing_mode = unless_lost(raw::addressing_mode(nvml, gpu))?;
+        Ok(Self { instance: id, slot, sm_count, addressing_mode, ..Self::default() })
     }
 
     /// Writes them into the report of the device.
@@ -108,7 +153,9 @@ impl Details {
         report.numa_node = self.numa_node;
         report.mig_placement = self.slot;
         report.sm_count = self.sm_count;
-        report.can_limit_memory = self.can_limit_memory;
+        report.can_limit_memory = self.can_limit_memory == Some(true);
+        report.addressing_mode = self.addressing_mode;
+        report.multiprocessors = self.multiprocessors;
     }
 
     /// Active NVLinks from here to `other`, directly or through switches. All switches of a node
@@ -116,6 +163,17 @@ impl Details {
     fn links_to(&self, other: &Self) -> u32 {
         let direct = other.pci.and_then(|pci| self.links.get(&pci).copied()).unwrap_or(0);
         direct.saturating_add(self.switch_links.min(other.switch_links))
+    }
+}
+
+/// Whether the driver supports limits of the memory of a GPU: the call for those of the root group works. Other errors
+/// than that it does not show nothing; they may be those of any call.
+fn can_limit_memory(gpu: &Device<'_>, limits: Option<&MemoryLimits>) -> Option<bool> {
+    let Some(limits) = limits else { return Some(false) };
+    match limits.hard(gpu, CGROUP_ROOT) {
+        Ok(_) => Some(true),
+        Err(NvmlError::NotSupported | NvmlError::FunctionNotFound) => Some(false),
+        Err(_) => None,
     }
 }
 
@@ -136,8 +194,28 @@ pub(crate) fn driver(nvml: &Nvml) -> Option<DriverReport> {
     // 1000 times the major version and 10 times the minor one.
     let cuda = nvml.sys_cuda_driver_version().ok().filter(|cuda| *cuda > 0);
     let cuda = cuda.map(|cuda| format!("{}.{}", cuda / 1_000, cuda % 1_000 / 10));
-    let report = DriverReport { version, cuda };
+    let report = DriverReport { version, cuda, lacks_uvm: false };
     report.is_believable().then_some(report)
+}
+
+/// The same driver, with whether its module `nvidia-uvm` is loaded. It is, if the kernel has device numbers for it;
+/// unlike `/dev`, the list of these is the host's in every container. A list that cannot be read proves nothing.
+pub(crate) fn with_modules(driver: &DriverReport, proc_root: &Path) -> DriverReport {
+    let devices = read_lossily(&proc_root.join("devices"), MAX_DEVICES_BYTES);
+    let lacks_uvm = devices.is_some_and(|devices| !has_device(&devices, "nvidia-uvm"));
+    if lacks_uvm && !driver.lacks_uvm {
+        tracing::warn!(
+            "the kernel module nvidia-uvm is not loaded: CUDA fails in every container of this node; load it \
+             (`modprobe nvidia-uvm`, or `nvidia-modprobe -u`)"
+        );
+    }
+    DriverReport { lacks_uvm, ..driver.clone() }
+}
+
+/// Whether `/proc/devices` has a number for this name.
+fn has_device(devices: &str, name: &str) -> bool {
+    let mut names = devices.lines().filter_map(|line| line.trim().split_once(' '));
+    names.any(|(_, device)| device.trim() == name)
 }
 
 fn address(pci: &PciInfo) -> PciAddress {

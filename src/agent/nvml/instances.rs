@@ -7,12 +7,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
-use nvml_wrapper_sys::bindings::NVML_GPU_INSTANCE_PROFILE_COUNT;
 
 use crate::gpu::sample::ProbeError;
 use crate::mig::plan::{GpuInstance, GpuLayout, Layouts, MigStep, NumberedProfile, Units, Work};
 use crate::nvml::library::Handles;
 use crate::nvml::raw::ProcessList;
+use crate::nvml::raw_mig::ProfileInfo;
 use crate::nvml::trouble::library_error;
 use crate::nvml::{raw, raw_mig};
 use wire::report::bodies::MigProfileReport;
@@ -29,7 +29,22 @@ const DEVICES_MAX: u32 = 32;
 /// # Errors
 /// The driver's error, other than that it lacks these calls or does not let this process make them.
 pub(crate) fn profiles(nvml: &Nvml, gpu: &Device<'_>) -> Result<Vec<NumberedProfile>, NvmlError> {
-    match makeable(nvml, gpu) {
+    unless_refused(makeable(nvml, gpu))
+}
+
+/// The multiprocessors that the instances of a GPU share: those of its largest profile. `None` if the driver does
+/// not list its profiles.
+///
+/// # Errors
+/// As for [`profiles`].
+pub(crate) fn multiprocessors(nvml: &Nvml, gpu: &Device<'_>) -> Result<Option<u32>, NvmlError> {
+    let infos = unless_refused(infos(nvml, gpu))?;
+    Ok(infos.iter().map(|info| info.multiprocessors).max().filter(|count| *count > 0))
+}
+
+/// A list; an empty one if the driver lacks it or does not give it to this process.
+fn unless_refused<T>(list: Result<Vec<T>, NvmlError>) -> Result<Vec<T>, NvmlError> {
+    match list {
         Err(
             NvmlError::NoPermission
             | NvmlError::NotSupported
@@ -42,16 +57,33 @@ pub(crate) fn profiles(nvml: &Nvml, gpu: &Device<'_>) -> Result<Vec<NumberedProf
 }
 
 fn makeable(nvml: &Nvml, gpu: &Device<'_>) -> Result<Vec<NumberedProfile>, NvmlError> {
-    let mut all: Vec<NumberedProfile> = Vec::new();
-    for number in 0..NVML_GPU_INSTANCE_PROFILE_COUNT {
-        let info = match raw_mig::profile(nvml, gpu, number) {
-            Ok(info) => info,
-            // Each model has some of them.
-            Err(NvmlError::NotSupported | NvmlError::InvalidArg) => continue,
-            Err(error) => return Err(error),
-        };
+    let all = listed_on(nvml, gpu)?;
+    for profile in &all {
         // Only those who may list instances may make them.
-        raw_mig::instances(nvml, gpu, info.id, info.most)?;
+        raw_mig::instances(nvml, gpu, profile.id, profile.most)?;
+    }
+    Ok(all)
+}
+
+/// The profiles of a GPU as NVML describes them.
+fn infos(nvml: &Nvml, gpu: &Device<'_>) -> Result<Vec<ProfileInfo>, NvmlError> {
+    let mut all = Vec::new();
+    for number in 0..raw_mig::PROFILE_NUMBERS {
+        match raw_mig::profile(nvml, gpu, number) {
+            Ok(info) => all.push(info),
+            // Each model has some of them, and each driver knows some of them.
+            Err(NvmlError::NotSupported | NvmlError::InvalidArg) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(all)
+}
+
+/// The profiles of a GPU with the places of their instances. Outside MIG mode, too: there NVIDIA documents
+/// NOT_SUPPORTED for the instances.
+fn listed_on(nvml: &Nvml, gpu: &Device<'_>) -> Result<Vec<NumberedProfile>, NvmlError> {
+    let mut all: Vec<NumberedProfile> = Vec::new();
+    for info in infos(nvml, gpu)? {
         let places = raw_mig::placements(nvml, gpu, info.id)?;
         let Some(Units { size, .. }) = places.first().copied() else { continue };
         let starts: BTreeSet<u32> =
@@ -80,7 +112,7 @@ pub(crate) fn listed(nvml: &Nvml) -> Result<KnownProfiles, ProbeError> {
     let count = count.map_err(|error| library_error("count the GPUs", &error))?;
     let listed = (0..count).map(|index| {
         let gpu = nvml.device_by_index(index)?;
-        Ok((gpu.uuid()?, profiles(nvml, &gpu)?))
+        Ok((gpu.uuid()?, unless_refused(listed_on(nvml, &gpu))?))
     });
     listed
         .collect::<Result<KnownProfiles, NvmlError>>()

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use nvml_wrapper::Nvml;
 
-use crate::gpu::health::GpuHealth;
+use crate::gpu::health::{GpuEvent, GpuHealth};
 use crate::gpu::lent_limits::{Containers, LentLimits};
 use crate::gpu::sample::{Probe, ProbeError, ProcessSampling, Sample};
 use crate::mig::on_demand::MigOnDemand;
@@ -19,7 +19,7 @@ use crate::mps::daemons::MpsDaemons;
 use crate::nvml::cgroup_limits::{MemoryLimits, OpenDriver};
 use crate::nvml::details::Details;
 use crate::nvml::library::{Handles, LIBRARY};
-use crate::nvml::raw::EventSet;
+use crate::nvml::raw::{EventDevice, EventSet};
 use crate::nvml::sweep::{Failure, SeenDevice, Sweep, Sweeper};
 use crate::nvml::trouble::{Trouble, unless_unsupported};
 use crate::nvml::utilization::Utilization;
@@ -60,6 +60,8 @@ pub struct NvmlProbe {
     known: BTreeMap<String, DeviceReport>,
     /// Health of each GPU, by UUID; outlives the library.
     health: BTreeMap<String, GpuHealth>,
+    /// Xids that have no effect, beside those of applications.
+    ignored_xids: BTreeSet<u64>,
     /// Ended pods that hold devices, and their running processes.
     draining: Draining,
     /// Processes whose end is seen without NVML.
@@ -103,6 +105,7 @@ impl NvmlProbe {
             reopen_after: REOPEN_AFTER,
             known,
             health,
+            ignored_xids: BTreeSet::new(),
             draining,
             watched,
         }
@@ -124,6 +127,12 @@ impl NvmlProbe {
     #[must_use]
     pub fn with_limits(self, lent_limits: LentLimits) -> Self {
         Self { lent_limits: Some(lent_limits), ..self }
+    }
+
+    /// The same probe, for which these Xids have no effect.
+    #[must_use]
+    pub fn ignoring(self, ignored_xids: BTreeSet<u64>) -> Self {
+        Self { ignored_xids, ..self }
     }
 
     /// Sets the limits of memory that are ordered.
@@ -176,7 +185,7 @@ impl NvmlProbe {
         changes: u64,
         now: Timestamp,
     ) -> Result<Sweep, ProbeError> {
-        open.read_events(&self.known, &mut self.health)?;
+        open.read_events(&self.known, &mut self.health, &self.ignored_xids)?;
         // Another process may have made instances.
         let may_have_new = processes == ProcessSampling::List || changes != open.changes;
         open.changes = changes;
@@ -264,7 +273,12 @@ impl NvmlProbe {
         let gpu = report.parent.as_ref().unwrap_or(&report.uuid);
         if let Some(health) = self.health.get(gpu) {
             let instance = details.get(&report.uuid).and_then(|details| details.instance);
-            usage.fault = usage.fault.or_else(|| health.fault(instance));
+            let own = health.fault(instance);
+            usage.fault = match usage.fault {
+                // A size that the operator gives ends this one, and must not end another with it.
+                Some(DeviceFault::NoMemory | DeviceFault::UnknownUse) => own.or(usage.fault),
+                fault => fault.or(own),
+            };
             usage.last_xid = health.last_xid();
         }
         usage.healthy = usage.fault.is_none();
@@ -289,6 +303,7 @@ impl Opened {
         &mut self,
         known: &BTreeMap<String, DeviceReport>,
         health: &mut BTreeMap<String, GpuHealth>,
+        ignored_xids: &BTreeSet<u64>,
     ) -> Result<(), ProbeError> {
         if self.events.is_none() {
             self.registered.clear();
@@ -302,18 +317,17 @@ impl Opened {
         match unless_unsupported(set.read(&self.nvml)) {
             Ok(events) => {
                 for (device, event) in events.into_iter().flatten() {
-                    let Some(uuid) = self.registered.get(&device) else {
-                        tracing::warn!(?event, "an event of a GPU that is not known");
-                        continue;
-                    };
-                    let instances =
-                        known.values().filter(|device| device.parent.as_ref() == Some(uuid));
-                    let event = event.of_known_instance(|id| {
-                        let mut details =
-                            instances.filter_map(|device| self.details.get(&device.uuid));
-                        details.any(|details| details.instance == Some(id))
-                    });
-                    health.entry(uuid.clone()).or_default().strike(event);
+                    let event = event.unless_ignored(ignored_xids);
+                    for gpu in self.gpus_of(device, event, known) {
+                        let instances =
+                            known.values().filter(|device| device.parent.as_ref() == Some(&gpu));
+                        let event = event.of_known_instance(|id| {
+                            let mut details =
+                                instances.filter_map(|device| self.details.get(&device.uuid));
+                            details.any(|details| details.instance == Some(id))
+                        });
+                        health.entry(gpu).or_default().strike(event);
+                    }
                 }
             }
             Err(Trouble::Library(error)) => return Err(error),
@@ -324,6 +338,31 @@ impl Opened {
             }
         }
         Ok(())
+    }
+
+    /// The GPUs that an event may be about. A handle that no call has returned may name its
+    /// GPU; if it does not, every GPU is suspect, as for NVIDIA's device plugin.
+    fn gpus_of(
+        &self,
+        device: EventDevice,
+        event: GpuEvent,
+        known: &BTreeMap<String, DeviceReport>,
+    ) -> Vec<String> {
+        if let Some(uuid) = self.registered.get(&device.identity()) {
+            return vec![uuid.clone()];
+        }
+        match device.uuid(&self.nvml).map(|uuid| (known.get(&uuid), uuid)) {
+            Ok((Some(device), uuid)) => vec![device.parent.clone().unwrap_or(uuid)],
+            Ok((None, uuid)) => {
+                tracing::warn!(uuid, ?event, "an event of a GPU that is not reported");
+                Vec::new()
+            }
+            Err(error) => {
+                tracing::warn!(?event, %error, "an event of an unknown GPU: all are suspect");
+                let gpus = known.values().filter(|device| device.parent.is_none());
+                gpus.map(|gpu| gpu.uuid.clone()).collect()
+            }
+        }
     }
 }
 
@@ -422,6 +461,10 @@ impl NvmlProbe {
         let processes = if has_ended { ProcessSampling::List } else { processes };
         let changes = self.on_demand.as_ref().map_or(0, |on_demand| on_demand.made().changes());
         let sweep = self.sweep(&mut open, processes, changes, now)?;
+        if processes == ProcessSampling::List {
+            let driver = open.driver.as_ref();
+            open.driver = driver.map(|driver| details::with_modules(driver, &self.pods.root));
+        }
         let mut sample = self.settle(sweep, &mut open, changes);
         self.draining.complete(&mut sample.uses, &self.pods);
         self.watched.learn(&sample.uses, &self.pods);

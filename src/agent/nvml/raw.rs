@@ -11,18 +11,24 @@
 
 #![expect(unsafe_code, reason = "the C functions of NVML; see above")]
 
+use std::ffi::CStr;
 use std::fmt::Display;
 use std::mem;
 
 use nvml_wrapper::error::{NvmlError, nvml_try};
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::{
-    nvmlEventSet_t, nvmlEventTypeGpuRecoveryAction, nvmlEventTypeGpuUnavailableError,
+    nvmlDevice_t, nvmlDeviceAddressingMode_t,
+    nvmlDeviceAddressingModeType_t_NVML_DEVICE_ADDRESSING_MODE_ATS as ATS,
+    nvmlDeviceAddressingModeType_t_NVML_DEVICE_ADDRESSING_MODE_HMM as HMM,
+    nvmlDeviceAddressingModeType_t_NVML_DEVICE_ADDRESSING_MODE_NONE as OFF, nvmlEventSet_t,
+    nvmlEventTypeGpuRecoveryAction, nvmlEventTypeGpuUnavailableError,
     nvmlEventTypeXidCriticalError, nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH,
     nvmlProcessInfo_t,
 };
 
 use crate::gpu::health::GpuEvent;
+use wire::api::condition::AddressingMode;
 use wire::api::state::MigPlacement;
 use wire::report::report_limits::MAX_PROCESSES_PER_DEVICE;
 
@@ -47,6 +53,9 @@ const EVENT_WAIT_MS: u32 = 1;
 
 /// Most events that are read at once; the rest follows the next time.
 const EVENTS_MAX: usize = 64;
+
+/// Room for a UUID: NVML's own constant for the longest says 96.
+const UUID_BYTES: usize = 96;
 
 /// The kinds of events to register: an Xid, a GPU that is not available, a new recovery action.
 /// Memory errors are not among them: those that matter come as Xids too.
@@ -158,9 +167,47 @@ pub(crate) fn slot(nvml: &Nvml, gpu: &Device<'_>, id: u32) -> Result<MigPlacemen
     }
 }
 
+/// How a device addresses the memory of its host. Drivers from R550 on say so.
+pub(crate) fn addressing_mode(
+    nvml: &Nvml,
+    device: &Device<'_>,
+) -> Result<AddressingMode, NvmlError> {
+    let read = symbol(&nvml.lib().nvmlDeviceGetAddressingMode)?;
+    let size = u32::try_from(size_of::<nvmlDeviceAddressingMode_t>()).unwrap_or(0);
+    let mut mode = nvmlDeviceAddressingMode_t { version: size | 1 << 24, value: 0 };
+    nvml_try(unsafe { read(device.handle(), &raw mut mode) })?;
+    Ok(match mode.value {
+        OFF => AddressingMode::Off,
+        HMM => AddressingMode::Hmm,
+        ATS => AddressingMode::Ats,
+        _ => AddressingMode::Other,
+    })
+}
+
 /// Identity of the device behind a handle; the same device has the same number.
 pub(crate) fn identity(device: &Device<'_>) -> usize {
     unsafe { device.handle() }.addr()
+}
+
+/// The device of an event, by a handle that other calls may never have returned.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EventDevice(nvmlDevice_t);
+
+impl EventDevice {
+    /// As [`identity`] has it.
+    pub(crate) fn identity(self) -> usize {
+        self.0.addr()
+    }
+
+    /// Its UUID.
+    pub(crate) fn uuid(self, nvml: &Nvml) -> Result<String, NvmlError> {
+        let read = symbol(&nvml.lib().nvmlDeviceGetUUID)?;
+        let mut buffer = [0_u8; UUID_BYTES];
+        let room = u32::try_from(UUID_BYTES).unwrap_or(0);
+        nvml_try(unsafe { read(self.0, buffer.as_mut_ptr().cast(), room) })?;
+        let text = CStr::from_bytes_until_nul(&buffer).ok().and_then(|text| text.to_str().ok());
+        text.map(str::to_owned).ok_or(NvmlError::NoData)
+    }
 }
 
 /// Events of devices. [`EventSet::free`] it before the library is closed.
@@ -199,8 +246,8 @@ impl EventSet {
         nvml_try(unsafe { ask(device.handle(), kinds, self.0) })
     }
 
-    /// The events since the last call, each with the identity of its device.
-    pub(crate) fn read(&self, nvml: &Nvml) -> Result<Vec<(usize, GpuEvent)>, NvmlError> {
+    /// The events since the last call, each with its device.
+    pub(crate) fn read(&self, nvml: &Nvml) -> Result<Vec<(EventDevice, GpuEvent)>, NvmlError> {
         let wait = symbol(&nvml.lib().nvmlEventSetWait_v2)?;
         let mut events = Vec::new();
         for _ in 0..EVENTS_MAX {
@@ -222,7 +269,7 @@ impl EventSet {
                 // Its data means something else: the number of a memory error is no Xid.
                 _ => continue,
             };
-            events.push((data.device.addr(), event));
+            events.push((EventDevice(data.device), event));
         }
         Ok(events)
     }

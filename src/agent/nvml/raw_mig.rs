@@ -14,13 +14,16 @@ use std::mem;
 use nvml_wrapper::error::{NvmlError, nvml_try};
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::{
-    NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED, NVML_COMPUTE_INSTANCE_PROFILE_COUNT,
-    nvmlComputeInstance_t, nvmlGpuInstance_t, nvmlGpuInstancePlacement_t,
-    nvmlGpuInstanceProfileInfo_v2_t,
+    NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED, nvmlComputeInstance_t, nvmlGpuInstance_t,
+    nvmlGpuInstancePlacement_t, nvmlGpuInstanceProfileInfo_v2_t,
 };
 
 use crate::mig::plan::Units;
 use crate::nvml::raw::symbol;
+
+/// Positions of NVML's lists of profiles that are tried. The header of July 2026 has 18 for GPU instances and 9 for
+/// compute instances, more than the binding knows; a driver refuses those that it does not have.
+pub(crate) const PROFILE_NUMBERS: u32 = 32;
 
 /// Room for handles of instances: more than any GPU has of one profile.
 const HANDLES: usize = 64;
@@ -61,7 +64,7 @@ pub(crate) struct InstanceInfo {
     pub(crate) slot: Units,
 }
 
-/// The profile with the position `number` in NVML's own list, from 0 to 16.
+/// The profile with the position `number` in NVML's own list, below [`PROFILE_NUMBERS`].
 ///
 /// # Errors
 /// `NotSupported` or `InvalidArg` if this GPU has no such profile.
@@ -186,7 +189,7 @@ fn compute_profiles(
 ) -> Result<Vec<(u32, u32, u32)>, NvmlError> {
     let read = symbol(&nvml.lib().nvmlGpuInstanceGetComputeInstanceProfileInfo)?;
     let mut all = Vec::new();
-    for number in 0..NVML_COMPUTE_INSTANCE_PROFILE_COUNT {
+    for number in 0..PROFILE_NUMBERS {
         let engines = NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED;
         let answer = unsafe {
             let mut info = mem::zeroed();

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::struct_wrappers::device::MemoryInfo;
 use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper::sys_exports::field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION;
 use nvml_wrapper::{Device, Nvml};
@@ -12,7 +13,7 @@ use crate::gpu::health::{GpuHealth, RecoveryAction};
 use crate::gpu::sample::{ProbeError, ProcessSampling};
 use crate::mps::daemons::MpsDaemons;
 use crate::nvml::cgroup_limits::{Listed, MemoryLimits};
-use crate::nvml::details::Details;
+use crate::nvml::details::{Details, ListedUse};
 use crate::nvml::library::{Handles, MigPosition};
 use crate::nvml::raw::{EventSet, ProcessList};
 use crate::nvml::trouble::{Trouble, required, start_error, unless_lost, unless_unsupported};
@@ -157,7 +158,16 @@ impl<'a> Sweeper<'a> {
         }
         self.learn_health(gpu, &uuid)?;
         if !self.details.contains_key(&uuid) {
-            self.details.insert(uuid.clone(), Details::of_gpu(self.nvml, gpu, self.limits)?);
+            let mut details = Details::of_gpu(self.nvml, gpu, self.limits)?;
+            if in_mig_mode {
+                let shared = unless_lost(instances::multiprocessors(self.nvml, gpu))?;
+                details.multiprocessors = shared.flatten();
+            }
+            self.details.insert(uuid.clone(), details);
+        } else if let Some(details) = self.details.get_mut(&uuid)
+            && self.processes == ProcessSampling::List
+        {
+            details.learn_limits(gpu, self.limits);
         }
         let mig_profiles = self.makeable(gpu, &uuid, kind)?;
         let report = DeviceReport::new(uuid.clone(), index, model, kind);
@@ -354,6 +364,7 @@ impl<'a> Sweeper<'a> {
             // In MIG mode the driver has no utilization, and may list MPS clients as their server.
             listed => listed,
         };
+        let (used_mib, fault) = self.use_of(&report, memory.as_ref(), listed.as_ref());
         let mps = self.mps.and_then(|daemons| daemons.state(&report.uuid, self.now));
         let (processes, tenants) = match listed {
             None => (None, Vec::new()),
@@ -372,10 +383,10 @@ impl<'a> Sweeper<'a> {
         }
         let usage = DeviceUse {
             uuid: report.uuid.clone(),
-            used_mib: memory.as_ref().map(|memory| memory.used.div_ceil(BYTES_PER_MIB)),
+            used_mib,
             busy_percent: busy_percent.and_then(|percent| u8::try_from(percent.min(100)).ok()),
             healthy: true,
-            fault: memory.is_none().then_some(DeviceFault::NoMemory),
+            fault,
             last_xid: None,
             mps,
             processes,
@@ -383,6 +394,30 @@ impl<'a> Sweeper<'a> {
         };
         sweep.seen.push(SeenDevice { report, usage });
         Ok(())
+    }
+
+    /// Memory in use of a device in MiB, and its fault if that is not known. Where the memory is part of the
+    /// host's, it is the sum over the processes of the last list.
+    fn use_of(
+        &mut self,
+        report: &DeviceReport,
+        memory: Option<&MemoryInfo>,
+        listed: Option<&Listed>,
+    ) -> (Option<u64>, Option<DeviceFault>) {
+        let Some(memory) = memory else { return (None, Some(DeviceFault::NoMemory)) };
+        let details = self.details.get_mut(&report.uuid);
+        match details.filter(|details| details.is_part_of_the_host()) {
+            // A parent has no tenants, and no list.
+            Some(details) if report.kind != DeviceKind::MigParent => {
+                if self.processes == ProcessSampling::List {
+                    details.listed_use =
+                        ListedUse::of(listed.map(|listed| listed.processes.as_slice()));
+                }
+                let used_mib = details.listed_use.mib();
+                (used_mib, used_mib.is_none().then_some(DeviceFault::UnknownUse))
+            }
+            Some(_) | None => (Some(memory.used.div_ceil(BYTES_PER_MIB)), None),
+        }
     }
 
     /// All processes on a device, each once; `None` if any of its lists cannot be read: from part

@@ -18,6 +18,8 @@ pub(crate) struct Reported {
     pub(crate) devices: usize,
     /// How many of them have a fault.
     pub(crate) unhealthy: usize,
+    /// Whether its kernel has no module for CUDA.
+    pub(crate) lacks_uvm: bool,
 }
 
 impl Reported {
@@ -53,7 +55,8 @@ impl Reports {
             reports.hung.extend(hung.map(|tenant| (tenant.pod.clone(), node.name.clone())));
             let unhealthy = node.devices.iter().filter(|device| device.health == Health::Unhealthy);
             let (devices, unhealthy) = (node.devices.len(), unhealthy.count());
-            let reported = Reported { reporting: node.state, devices, unhealthy };
+            let (reporting, lacks_uvm) = (node.state, node.lacks_uvm);
+            let reported = Reported { reporting, devices, unhealthy, lacks_uvm };
             reports.nodes.insert(node.name, reported);
         }
         reports
@@ -126,6 +129,8 @@ pub(crate) fn agents(fleet: &ClusterFleet) -> Found {
             found.extend(SEES_NO_GPU.about(&empty.collect::<Vec<_>>()));
             let faulty = reports.nodes_that(|node| node.unhealthy > 0);
             found.extend(FAULTY.about(&faulty.collect::<Vec<_>>()));
+            let without = reports.nodes_that(|node| node.lacks_uvm && node.is_reporting());
+            found.extend(NO_UVM.about(&without.collect::<Vec<_>>()));
         }
         Err(why) => found.push(NO_REPORTS.with([&short(why)])),
     }
@@ -225,7 +230,12 @@ mod tests {
             };
             let pod =
                 |name: &str| OwnPod { node: name.to_owned(), is_ready: true, ..OwnPod::default() };
-            let of = |reporting, devices| Reported { reporting, devices, unhealthy: 0 };
+            let of = |reporting, devices| Reported {
+                reporting,
+                devices,
+                unhealthy: 0,
+                lacks_uvm: false,
+            };
             let nodes = [
                 ("a", of(NodeReporting::Reporting, 2)),
                 ("b", of(NodeReporting::Reporting, 1)),
@@ -282,6 +292,10 @@ mod tests {
             bed.reports.as_mut().unwrap().nodes.get_mut("a").unwrap().unhealthy = 1;
         });
         assert_eq!(states(&found), [Warning]);
+        let (found, _) = after(|bed| {
+            bed.reports.as_mut().unwrap().nodes.get_mut("a").unwrap().lacks_uvm = true;
+        });
+        assert!(text(&found).contains("nvidia-uvm is not loaded on a"), "{found:?}");
         let (found, _) = after(|bed| bed.daemon_set = Err(Unread::Absent));
         assert_eq!(states(&found), [Problem]);
     }

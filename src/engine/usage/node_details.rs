@@ -193,7 +193,7 @@ mod tests {
     fn details_stay_until_the_next_inventory_conditions_until_the_report() {
         let ledger = ledger_fixture::ledger("A");
         let id = DeviceId::new("A").unwrap();
-        let driver = Driver { version: "580".to_owned(), cuda: None };
+        let driver = Driver { version: "580".to_owned(), cuda: None, lacks_uvm: false };
         let sick = Condition {
             fault: Some(DeviceFault::Xid),
             last_xid: Some(79),

@@ -15,7 +15,7 @@ use wire::api::state::{
 };
 use wire::device::{DeviceKind, Health};
 use wire::ids::DeviceId;
-use wire::units::{Demand, MemMib};
+use wire::units::{Demand, MemMib, Share};
 
 /// One device of a node.
 pub(crate) fn device(
@@ -51,7 +51,7 @@ pub(crate) fn device(
         mig_units: units(node, &device.id),
         placeable: placeable(node, &device.id),
         mig_failures: mig_failures(node, details, &device.id),
-        compute_millionths: compute_of(node, device_state),
+        compute_millionths: compute_of(node, details, device_state),
         sm_count: more.sm_count,
         slots: device_state.slots().map(|(total, free)| Slots { total, free }),
         isolation: isolation(device_state),
@@ -60,7 +60,8 @@ pub(crate) fn device(
             Health::Unhealthy => state::Health::Unhealthy,
             Health::KubeletOwned => state::Health::KubeletOwned,
         },
-        fault: condition.fault,
+        // A GPU without memory of its own may have a size.
+        fault: condition.fault.filter(|_| device_state.health() != Health::Healthy),
         last_xid: condition.last_xid,
         mps: condition.mps,
         minor: more.minor,
@@ -68,9 +69,11 @@ pub(crate) fn device(
         neighbors: neighbors
             .map(|(id, links)| Neighbor { id: id.to_string(), links: *links })
             .collect(),
+        addressing_mode: more.addressing_mode,
         can_limit_memory: more.can_limit_memory,
         sets_memory_limits: node.limits().are_set(&device.id),
         capacity_mib: device.capacity().mib(),
+        capacity_configured: more.is_size_configured,
         allocated: amount(device_state.allocated()),
         held: amount(device_state.on_hold()),
         free: amount(device_state.free()),
@@ -124,11 +127,20 @@ fn amount(demand: Demand) -> DeviceAmount {
     DeviceAmount { memory_mib: demand.memory.mib(), share_millionths: demand.share.millionths() }
 }
 
-/// The part of its GPU's compute that a MIG instance has, if the model is known.
-fn compute_of(node: &NodeState, device_state: &DeviceState) -> Option<u64> {
-    let DeviceKind::MigInstance { parent, profile } = &device_state.device().kind else {
+/// The part of its GPU's compute that a MIG instance has, in millionths: by the multiprocessors that the driver lists,
+/// else by the table of its model. Boards of one model differ: an H100 has 132 with SXM and 114 with PCIe.
+fn compute_of(node: &NodeState, details: &NodeDetails, device_state: &DeviceState) -> Option<u64> {
+    let device = device_state.device();
+    let DeviceKind::MigInstance { parent, profile } = &device.kind else {
         return None;
     };
+    let own = details.devices.get(&device.id).and_then(|more| more.sm_count);
+    let all = details.devices.get(parent).and_then(|more| more.multiprocessors);
+    if let (Some(own), Some(all)) = (own, all)
+        && own <= all
+    {
+        return Some(u64::from(own) * Share::WHOLE.millionths() / u64::from(all));
+    }
     let parent =
         node.devices().iter().map(DeviceState::device).find(|device| device.id == *parent)?;
     let share = node.mig().geometry_of(parent)?.compute_of(profile)?;

@@ -85,6 +85,7 @@ fn node(app: &App, node: &NodeState, viewer: &Viewer) -> Node {
     let protection = Protection::of(&app.config);
     let devices = node.devices().iter();
     let devices = devices.map(|found| devices::device(node, protection, &details, found)).collect();
+    let lacks_uvm = details.driver.as_ref().is_some_and(|driver| driver.lacks_uvm);
     let (driver, cuda) = details.driver.map(|driver| (driver.version, driver.cuda)).unzip();
     let mut view = Node {
         name: node.name().to_string(),
@@ -94,6 +95,7 @@ fn node(app: &App, node: &NodeState, viewer: &Viewer) -> Node {
         free: host_amount(node.host_free()),
         driver,
         cuda: cuda.flatten(),
+        lacks_uvm,
         devices,
     };
     viewer.hide_tenants(&mut view);

@@ -28,11 +28,28 @@ pub enum DeviceFault {
     UuidTwice,
     /// It reports impossible values.
     Absurd,
-    /// It has no memory of its own to share.
+    /// It has no memory of its own to share, and the configuration gives its model no size.
     NoMemory,
+    /// Its memory belongs to the operating system, and what a process on it uses is not known.
+    UnknownUse,
     /// Kubelet gives it to pods.
     KubeletOwned,
     /// A reason that only a newer agent knows.
+    #[serde(other)]
+    Other,
+}
+
+/// How a GPU addresses the memory of its host, as NVML reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub enum AddressingMode {
+    /// Not at all.
+    Off,
+    /// By a copy of the host's page tables (Heterogeneous Memory Management).
+    Hmm,
+    /// By those tables themselves (Address Translation Services), as on Grace: its own memory may then be a NUMA node
+    /// of the host.
+    Ats,
+    /// A mode that only a newer agent knows.
     #[serde(other)]
     Other,
 }

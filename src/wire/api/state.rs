@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use crate::api::condition::{DeviceFault, MpsState};
+use crate::api::condition::{AddressingMode, DeviceFault, MpsState};
 use crate::api::kind::{ApiVersion, StateKind};
 
 /// The query of `/v1/state`.
@@ -104,6 +104,9 @@ pub struct Node {
     /// Newest CUDA version that its driver can run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cuda: Option<String>,
+    /// Whether the kernel module `nvidia-uvm` is not loaded there: CUDA fails in every container.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lacks_uvm: bool,
     /// Its devices, by index.
     pub devices: Vec<Device>,
 }
@@ -229,6 +232,9 @@ pub struct Device {
     /// GPUs that it reaches over NVLink.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub neighbors: Vec<Neighbor>,
+    /// How it addresses the memory of its host; left out if the driver does not report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub addressing_mode: Option<AddressingMode>,
     /// Whether its driver can limit the memory of a container.
     pub can_limit_memory: bool,
     /// Whether its agent sets such limits: without that, no pod borrows memory where the driver limits it.
@@ -236,6 +242,10 @@ pub struct Device {
     pub sets_memory_limits: bool,
     /// Schedulable memory.
     pub capacity_mib: u64,
+    /// Whether that is the size of its model in the configuration, since it has no memory of its own. What is used of
+    /// it is not known.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub capacity_configured: bool,
     /// What its tenants hold.
     pub allocated: DeviceAmount,
     /// Room that is held for pods until they are bound.

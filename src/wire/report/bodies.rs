@@ -12,7 +12,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::api::condition::{DeviceFault, MpsState};
+use crate::api::condition::{AddressingMode, DeviceFault, MpsState};
 use crate::api::kind::{ApiVersion, ReplyKind, ReportKind};
 use crate::api::state::{DeviceKind, MigPlacement, Neighbor};
 use crate::json_object;
@@ -169,6 +169,9 @@ pub struct DriverReport {
     /// Newest CUDA version that it supports, for instance `13.0`; left out if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cuda: Option<String>,
+    /// Whether the kernel module `nvidia-uvm` is certainly not loaded: then CUDA fails in every container.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lacks_uvm: bool,
 }
 
 /// One device of the inventory.
@@ -182,7 +185,7 @@ pub struct DeviceReport {
     pub index: u32,
     /// Product name.
     pub model: String,
-    /// Memory of the board or instance in MiB, before the driver's reserve.
+    /// Memory of the board or instance in MiB, before the driver's reserve; 0 if it has none of its own.
     pub memory_mib: u64,
     /// Memory that the driver reserves for itself, in MiB.
     #[serde(default)]
@@ -221,6 +224,12 @@ pub struct DeviceReport {
     /// Streaming multiprocessors of a MIG instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sm_count: Option<u32>,
+    /// Streaming multiprocessors that the instances of a GPU in MIG mode share, if the driver lists its profiles.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub multiprocessors: Option<u32>,
+    /// How it addresses the memory of its host; left out if the driver does not report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub addressing_mode: Option<AddressingMode>,
     /// Whether the driver can limit the memory of containers on it, and reports the limits.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub can_limit_memory: bool,
@@ -271,6 +280,8 @@ impl DeviceReport {
             neighbors: Vec::new(),
             mig_placement: None,
             sm_count: None,
+            multiprocessors: None,
+            addressing_mode: None,
             can_limit_memory: false,
             mig_profiles: Vec::new(),
             made_here: false,

@@ -99,8 +99,12 @@ pub fn of_inventory(report: DeviceReport) -> Result<device::Device, ReportError>
         model: ModelName::new(report.model),
         total: MemMib::new(report.memory_mib),
         reserved: MemMib::new(report.reserved_mib),
+        health: match kind {
+            // Its use may say that it lacks nothing else: then the size in the inventory counts.
+            device::DeviceKind::Gpu if report.memory_mib == 0 => Health::Unhealthy,
+            _ => health(report.healthy),
+        },
         kind,
-        health: health(report.healthy),
     })
 }
 
@@ -110,7 +114,7 @@ pub fn driver(report: DriverReport) -> Result<Driver, ReportError> {
     if let Some(cuda) = &report.cuda {
         text("cuda", cuda, MAX_VERSION_BYTES)?;
     }
-    Ok(Driver { version: report.version, cuda: report.cuda })
+    Ok(Driver { version: report.version, cuda: report.cuda, lacks_uvm: report.lacks_uvm })
 }
 
 /// Checks the details of each device of an inventory. It drops neighbors that are not in the
@@ -162,6 +166,14 @@ fn device(id: &DeviceId, report: &DeviceReport) -> Result<DeviceDetails, ReportE
         neighbors: neighbors.into_iter().collect(),
         slot,
         sm_count: within(id, "number of multiprocessors", report.sm_count, 1..=MAX_SM_COUNT)?,
+        multiprocessors: within(
+            id,
+            "number of multiprocessors",
+            report.multiprocessors,
+            1..=MAX_SM_COUNT,
+        )?,
+        addressing_mode: report.addressing_mode,
+        is_size_configured: false, // agents have no configuration
         can_limit_memory: report.can_limit_memory,
         mig_profiles: mig::profiles(id, report)?,
         made_here: report.made_here,
@@ -255,6 +267,8 @@ pub fn device_use(id: DeviceId, reported: DeviceUse) -> Result<seen::DeviceUse, 
         busy_percent: reported.busy_percent,
         health: match reported.fault {
             Some(DeviceFault::KubeletOwned) if !reported.healthy => Health::KubeletOwned,
+            // The inventory says whether it has a size.
+            Some(DeviceFault::NoMemory) => Health::Healthy,
             _ => health(reported.healthy),
         },
         processes: processes.transpose()?,
@@ -423,6 +437,7 @@ mod tests {
         let report = |version: &str, cuda: Option<&str>| DriverReport {
             version: version.to_owned(),
             cuda: cuda.map(str::to_owned),
+            lacks_uvm: false,
         };
         assert!(report("580.95.05", Some("13.0")).is_believable());
         assert!(report("580.95.05", None).is_believable());

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::{INVALID_ARGUMENT, NOT_SUPPORTED, SUCCESS, answer, answer_for, put};
+use super::{INVALID_ARGUMENT, NEW_HANDLE, NOT_SUPPORTED, SUCCESS, answer, answer_for, put};
 
 /// Nothing has happened within the time.
 const TIMEOUT: c_uint = 10;
@@ -111,7 +111,7 @@ pub unsafe extern "C" fn nvmlEventSetWait_v2(
         set.passed = Some(number);
         let instance = event.instance.unwrap_or(c_uint::MAX);
         let reported = EventData {
-            device: (event.gpu + 1) << 8,
+            device: (event.gpu + 1) << 8 | if event.by_new_handle { NEW_HANDLE } else { 0 },
             kind: event.kind,
             data: event.data,
             gpu_instance: instance,

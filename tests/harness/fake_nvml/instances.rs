@@ -42,6 +42,9 @@ pub(crate) struct Profile {
     pub starts: Vec<c_uint>,
     /// Most instances on one GPU.
     pub most: c_uint,
+    /// Positions of its compute profiles in NVML's list; none: the usual ones of a GPU instance.
+    #[serde(default)]
+    pub computes: Vec<c_uint>,
 }
 
 /// Profiles by model.

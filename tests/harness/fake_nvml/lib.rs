@@ -110,6 +110,9 @@ fn answer(symbol: &str, call: impl FnOnce(&Scenario) -> Result<(), c_uint>) -> c
 /// The part of a MIG device's handle by which it ends with the instance, above that of its place.
 const OWN: usize = 40;
 
+/// In handles of GPUs that only events have.
+pub(crate) const NEW_HANDLE: usize = 1 << 60;
+
 /// The handle of the MIG device with this UUID at a place.
 fn instance_handle(place: usize, uuid: &str) -> usize {
     let sum = |sum: usize, byte: u8| sum.wrapping_mul(31).wrapping_add(usize::from(byte));

@@ -19,8 +19,12 @@ const MARK: usize = 1 << 32;
 /// Where the number of a compute instance begins, counted from one.
 const COMPUTE: u32 = 40;
 
-/// Slices of the compute profiles, by their position in NVML's list.
-const COMPUTE_SLICES: [c_uint; 5] = [1, 2, 3, 4, 7];
+/// Slices of the compute profiles, by their position in NVML's list: the newest header ends with
+/// `7_SLICE_NVL`.
+const COMPUTE_SLICES: [c_uint; 9] = [1, 2, 3, 4, 7, 8, 6, 1, 7];
+
+/// Compute profiles of a GPU instance, unless its profile names others.
+const USUAL_COMPUTES: c_uint = 5;
 
 /// `nvmlGpuInstanceProfileInfo_v2_t`: 152 bytes, version 2.
 const PROFILE_V2: c_uint = 152 | (2 << 24);
@@ -75,7 +79,7 @@ fn marked(device: usize, id: c_uint) -> usize {
     gpu_of(device) | MARK | id as usize
 }
 
-/// Answers a call about a GPU that is in MIG mode.
+/// Answers a call about a GPU that can be in MIG mode.
 fn answer_mig(
     symbol: &str,
     device: usize,
@@ -91,6 +95,16 @@ fn answer_mig(
 
 fn profile(gpu: &Gpu, id: c_uint) -> Result<&'static Profile, c_uint> {
     profiles_of(gpu).iter().find(|it| it.id == id).ok_or(INVALID_ARGUMENT)
+}
+
+/// Slices of a compute profile that a GPU instance has.
+fn slices_of(profile: &Profile, number: c_uint) -> Result<c_uint, c_uint> {
+    let slices = COMPUTE_SLICES.get(number as usize).copied().ok_or(INVALID_ARGUMENT)?;
+    let is_its = match profile.computes.is_empty() {
+        true => number < USUAL_COMPUTES,
+        false => profile.computes.contains(&number),
+    };
+    if is_its && slices <= profile.slices { Ok(slices) } else { Err(NOT_SUPPORTED) }
 }
 
 /// The GPU instance of a marked handle, and its profile.
@@ -185,6 +199,9 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuInstances(
     count: *mut c_uint,
 ) -> c_uint {
     answer_mig("nvmlDeviceGetGpuInstances", device, |scenario, gpu| {
+        if gpu.mig.is_none() {
+            return Err(NOT_SUPPORTED); // profiles and placements are listed outside MIG mode, too
+        }
         profile(gpu, id)?;
         let made = read(scenario).ok_or(INVALID_ARGUMENT)?;
         let of_it = made.of(gpu).iter().filter(|it| it.profile == id);
@@ -231,8 +248,7 @@ pub unsafe extern "C" fn nvmlGpuInstanceGetComputeInstanceProfileInfo(
     let symbol = "nvmlGpuInstanceGetComputeInstanceProfileInfo";
     answer_mig(symbol, instance, |scenario, gpu| {
         let (_, profile) = instance_of(scenario, gpu, instance)?;
-        let slices = COMPUTE_SLICES.get(number as usize).copied();
-        let slices = slices.filter(|it| *it <= profile.slices).ok_or(NOT_SUPPORTED)?;
+        let slices = slices_of(profile, number)?;
         if engines != 0 {
             return Err(INVALID_ARGUMENT);
         }
@@ -254,7 +270,8 @@ pub unsafe extern "C" fn nvmlGpuInstanceCreateComputeInstance(
     compute: *mut usize,
 ) -> c_uint {
     answer_mig("nvmlGpuInstanceCreateComputeInstance", instance, |scenario, gpu| {
-        let slices = *COMPUTE_SLICES.get(number as usize).ok_or(INVALID_ARGUMENT)?;
+        let (_, profile) = instance_of(scenario, gpu, instance)?;
+        let slices = slices_of(profile, number)?;
         let id = number_of(instance)?;
         let made = change(scenario, |made| made.create_compute(gpu, id, slices))?;
         unsafe { put(compute, instance | (made as usize + 1) << COMPUTE) }
@@ -269,8 +286,8 @@ pub unsafe extern "C" fn nvmlGpuInstanceGetComputeInstances(
     count: *mut c_uint,
 ) -> c_uint {
     answer_mig("nvmlGpuInstanceGetComputeInstances", instance, |scenario, gpu| {
-        let (there, _) = instance_of(scenario, gpu, instance)?;
-        let slices = *COMPUTE_SLICES.get(number as usize).ok_or(INVALID_ARGUMENT)?;
+        let (there, profile) = instance_of(scenario, gpu, instance)?;
+        let slices = slices_of(profile, number)?;
         let of_it = there.computes.iter().filter(|it| it.slices == slices);
         let handle = |id: c_uint| instance | (id as usize + 1) << COMPUTE;
         let handles: Vec<usize> = of_it.map(|it| handle(it.id)).collect();

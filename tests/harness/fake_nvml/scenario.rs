@@ -102,6 +102,9 @@ pub(crate) struct Gpu {
     /// The bus of its PCI address; domain and device are zero.
     pub bus: Option<c_uint>,
     pub numa_node: Option<u32>,
+    /// How it addresses the memory of its host, as NVML counts: 1 HMM, 2 ATS. `None`: the platform
+    /// has no such thing.
+    pub addressing_mode: Option<c_uint>,
     /// NVLinks, by their number.
     #[serde(default)]
     pub links: Vec<Link>,
@@ -174,6 +177,9 @@ pub(crate) struct Event {
     /// False: sent also to sets that did not request this kind.
     #[serde(default)]
     pub unasked: bool,
+    /// Whether it comes with a handle of the GPU that no call has returned.
+    #[serde(default)]
+    pub by_new_handle: bool,
 }
 
 /// Inode, length and time of change of a file.

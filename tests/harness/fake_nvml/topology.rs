@@ -1,9 +1,21 @@
-//! Where a GPU sits: minor number, PCI address, NUMA node, NVLinks.
+//! Where a GPU sits: minor number, PCI address, NUMA node, addressing mode, NVLinks.
 
 use std::ffi::{c_char, c_uint, c_ulong};
 
 use super::scenario::{Gpu, Link};
-use super::{INSUFFICIENT_SIZE, INVALID_ARGUMENT, NOT_SUPPORTED, answer_for, put};
+use super::{
+    ARGUMENT_VERSION_MISMATCH, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NOT_SUPPORTED, answer_for, put,
+};
+
+/// `nvmlDeviceAddressingMode_v1_t`: 8 bytes, version 1.
+const ADDRESSING_MODE_V1: c_uint = 8 | (1 << 24);
+
+/// `nvmlDeviceAddressingMode_v1_t`.
+#[repr(C)]
+pub struct AddressingMode {
+    version: c_uint,
+    value: c_uint,
+}
 
 /// `nvmlPciInfo_t`.
 #[repr(C)]
@@ -67,6 +79,23 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryAffinity(
             unsafe { set.add(at as usize).write(value) };
         }
         Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetAddressingMode(
+    device: usize,
+    mode: *mut AddressingMode,
+) -> c_uint {
+    answer_for("nvmlDeviceGetAddressingMode", device, |gpu| {
+        if mode.is_null() || device & 0xff != 0 {
+            return Err(INVALID_ARGUMENT);
+        }
+        if unsafe { (*mode).version } != ADDRESSING_MODE_V1 {
+            return Err(ARGUMENT_VERSION_MISMATCH);
+        }
+        let value = gpu.addressing_mode.ok_or(NOT_SUPPORTED)?;
+        unsafe { put(mode, AddressingMode { version: ADDRESSING_MODE_V1, value }) }
     })
 }
 

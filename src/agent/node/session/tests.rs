@@ -321,7 +321,7 @@ fn a_sample_is_reported_if_it_shows_a_change_or_is_needed_otherwise() {
     let used = |mib| of(vec![DeviceUse { used_mib: mib, ..calm.clone() }]);
     let listed = DeviceUse { processes: Some(Vec::new()), ..calm.clone() };
     let other = DeviceUse { uuid: "GPU-b".to_owned(), ..calm.clone() };
-    let driver = Some(DriverReport { version: "1".to_owned(), cuda: None });
+    let driver = Some(DriverReport { version: "1".to_owned(), cuda: None, lacks_uvm: false });
     let rows = [
         ("the same", used(Some(1_000)), 4_499, false),
         ("a heartbeat", used(Some(1_000)), 4_500, true),

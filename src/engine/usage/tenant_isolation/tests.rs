@@ -229,7 +229,7 @@ fn configured_isolation_is_compared_with_verified_isolation() {
         assert_eq!(verification(), expected, "{reported:?} at {at}");
     }
     let id = DeviceId::new("A").unwrap();
-    let driver = Driver { version: "580".to_owned(), cuda: None };
+    let driver = Driver { version: "580".to_owned(), cuda: None, lacks_uvm: false };
     for (can_limit_memory, expected) in [(false, "missing"), (true, "verified")] {
         let known = DeviceDetails { can_limit_memory, ..DeviceDetails::default() };
         let devices = BTreeMap::from([(id.clone(), known)]);

@@ -132,10 +132,46 @@ fn other_events_are_not_xids() {
     assert_eq!(first(&story.tell(error.clone())), None, "nobody requested it");
     let seen = story.tell(with(error, "unasked", json!(true)));
     assert_eq!((first(&seen), seen.uses[0].last_xid), (None, None), "and it is still reported");
-    let stranger = json!({"gpu": 40, "kind": XID, "data": 79, "unasked": true});
-    assert_eq!(first(&story.tell(stranger)), None, "an unknown GPU");
     let seen = story.happens(UNAVAILABLE, 79);
     assert_eq!((first(&seen), seen.uses[0].last_xid), (Some(DeviceFault::Unavailable), None));
+}
+
+/// As NVIDIA's device plugin does it.
+#[test]
+fn an_event_by_a_handle_that_nobody_has_seen_counts_for_the_gpu_that_the_handle_names() {
+    let mut story = Story::of_new_driver();
+    let event = json!({"gpu": 0, "kind": XID, "data": 79, "by_new_handle": true});
+    let seen = story.tell(event.clone());
+    assert_eq!((first(&seen), seen.uses[0].last_xid), (Some(DeviceFault::Xid), Some(79)));
+    let mut story = Story::new(h200_in_mig_mode());
+    let seen = story.tell(with(event, "instance", json!(2)));
+    let xid = Some(DeviceFault::Xid);
+    let struck = [("GPU-p", None), ("GPU-z", None), ("MIG-a", xid), ("MIG-b", None)];
+    assert_eq!(faults(&seen), struck, "the instance that it names");
+}
+
+#[test]
+fn an_event_of_a_gpu_that_does_not_say_who_it_is_makes_every_gpu_suspect() {
+    let xid = Some(DeviceFault::Xid);
+    let mut story = Story::of_new_driver();
+    let stranger = |data: u64| json!({"gpu": 40, "kind": XID, "data": data, "unasked": true});
+    assert_eq!(faults(&story.tell(stranger(13))), [("GPU-a", None), ("GPU-z", None)]);
+    let seen = story.tell(stranger(79));
+    assert_eq!(faults(&seen), [("GPU-a", xid), ("GPU-z", xid)]);
+    assert_eq!(seen.uses[1].last_xid, Some(79));
+    let mut story = Story::of_new_driver();
+    story.scenario["gpus"][1]["failures"] = json!({"nvmlDeviceGetUUID": 999});
+    let mute = json!({"gpu": 1, "kind": XID, "data": 79, "by_new_handle": true});
+    assert_eq!(faults(&story.tell(mute))[0], ("GPU-a", xid));
+}
+
+#[test]
+fn an_event_of_a_gpu_that_this_agent_does_not_report_is_no_fault_of_others() {
+    let mut story = Story::of_new_driver();
+    story.scenario["gpus"].as_array_mut().unwrap().push(t4("GPU-hidden"));
+    story.scenario["count"] = json!(2);
+    let event = json!({"gpu": 2, "kind": XID, "data": 79, "unasked": true});
+    assert_eq!(faults(&story.tell(event)), [("GPU-a", None), ("GPU-z", None)]);
 }
 
 #[test]

@@ -107,6 +107,69 @@ fn a_value_the_driver_does_not_report_is_unknown_and_not_zero() {
 }
 
 #[test]
+fn a_driver_without_its_module_for_cuda_is_reported() {
+    let bed = Bed::new(&json!({"gpus": [a100("GPU-a")]}));
+    let mut probe = bed.probe();
+    let mut lacks_uvm = || sample(&mut probe).unwrap().driver.unwrap().lacks_uvm;
+    assert!(!lacks_uvm(), "a list that cannot be read proves nothing");
+    std::fs::create_dir_all(bed.proc_root()).unwrap();
+    let mut list = |rest: &str| {
+        let text = format!("Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n{rest}");
+        std::fs::write(bed.proc_root().join("devices"), text).unwrap();
+        lacks_uvm()
+    };
+    assert!(list(""));
+    assert!(list("509 nvidia-uvm-tools\n"));
+    assert!(!list("510 nvidia-uvm\n"), "it is loaded now");
+    assert!(list(""), "and gone again");
+}
+
+/// On Grace the operating system has pages of the GPU's memory, and keeps them when processes end.
+#[test]
+fn memory_that_belongs_to_the_operating_system_is_judged_by_processes_alone() {
+    let gpu = |mode: Value, processes: Value| {
+        let fields = json!({"uuid": "GPU-a", "name": "NVIDIA GH200 480GB", "total_mib": 97_871,
+                            "reserved_mib": 600, "used_mib": 60_000, "addressing_mode": mode});
+        json!({"gpus": [with(fields, "processes", processes)]})
+    };
+    let process = |pid: u32, mib: Value| json!({"pid": pid, "used_mib": mib, "lists": ["compute"]});
+    let known = json!([process(10, json!(700)), process(11, json!(41))]);
+    let bed = Bed::new(&gpu(json!(2), known.clone()));
+    let mut probe = bed.probe();
+    let mut look = |scenario: &Value, processes: ProcessSampling| {
+        bed.play(scenario);
+        let seen = probe.sample(processes, Timestamp::START).unwrap();
+        let inventory = serde_json::to_value(&seen.inventory[0]).unwrap();
+        let used = serde_json::to_value(&seen.uses[0]).unwrap();
+        (inventory["addressingMode"].clone(), used["usedMib"].clone(), used["fault"].clone())
+    };
+    use ProcessSampling::{List, Skip};
+    let healthy = (json!("Ats"), json!(741), json!(null));
+    assert_eq!(look(&gpu(json!(2), known.clone()), List), healthy);
+    assert_eq!(look(&gpu(json!(2), json!([])), Skip), healthy, "as of the last list");
+    let unknown = json!([process(10, json!(700)), process(11, json!(null))]);
+    let faulty = (json!("Ats"), json!(null), json!("UnknownUse"));
+    assert_eq!(look(&gpu(json!(2), unknown.clone()), List), faulty);
+    assert_eq!(look(&gpu(json!(2), known.clone()), Skip), faulty, "until it is listed again");
+    assert_eq!(look(&gpu(json!(2), known.clone()), List), healthy);
+    let mut failing = gpu(json!(2), known.clone());
+    failing["gpus"][0]["failures"] = json!({"nvmlDeviceGetComputeRunningProcesses_v3": 4});
+    assert_eq!(look(&failing, List), faulty, "a list that cannot be read says nothing");
+    assert_eq!(look(&gpu(json!(2), json!([])), List).1, json!(0));
+    for (mode, name) in
+        [(json!(1), json!("Hmm")), (json!(0), json!("Off")), (json!(null), json!(null))]
+    {
+        let bed = Bed::new(&gpu(mode, unknown.clone()));
+        let seen = sample(&mut bed.probe()).unwrap();
+        let inventory = serde_json::to_value(&seen.inventory[0]).unwrap();
+        assert_eq!(inventory["addressingMode"], name);
+        assert_eq!((seen.uses[0].used_mib, seen.uses[0].fault), (Some(60_000), None));
+    }
+    let older = Bed::new(&gpu(json!(2), known)).without("nvmlDeviceGetAddressingMode");
+    assert_eq!(sample(&mut older.probe()).unwrap().uses[0].used_mib, Some(60_000));
+}
+
+#[test]
 fn numa_nodes_and_links_of_devices_are_read() {
     let gpu = |uuid: &str, bus: u32, minor: u32, numa: u32, links: Value| {
         let fields = json!({"uuid": uuid, "name": "NVIDIA H200", "total_mib": 143_771, "bus": bus,

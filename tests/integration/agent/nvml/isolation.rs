@@ -77,9 +77,18 @@ fn an_unreadable_limit_is_not_verified() {
     assert!(!sample(&mut older.probe()).unwrap().inventory[0].can_limit_memory);
     for code in [1, 2, 3, 4, 13, 15, 25, 999] {
         let failures = json!({"nvmlDeviceGetMemoryLimits_v1": code});
-        let failing = with(scenario.clone(), "failures", failures);
-        assert_eq!(reported(&bed(&failing, [SCOPE; 2])), (None, false, true), "code {code}");
+        let mut failing = scenario.clone();
+        failing["gpus"][0]["failures"] = failures;
+        let bed = bed(&failing, [SCOPE; 2]);
+        assert_eq!(reported(&bed), (None, false, true), "code {code}");
+        let gpu = &sample(&mut bed.probe()).unwrap().inventory[0];
+        assert!(!gpu.can_limit_memory, "code {code} does not show that the call works");
     }
+    let mut without = scenario.clone();
+    without["gpus"][0]["failures"] = json!({"nvmlDeviceGetMemoryLimits_v1": 6});
+    let without = bed(&without, [SCOPE; 2]);
+    assert_eq!(reported(&without), (None, true, true), "the call works, and finds no limit");
+    assert!(sample(&mut without.probe()).unwrap().inventory[0].can_limit_memory);
     let first = bed(&scenario, [SCOPE; 2]);
     first.process(11, &format!("5:memory:{SCOPE}\n"));
     assert_eq!(reported(&first), (None, false, true), "version 1 of control groups");

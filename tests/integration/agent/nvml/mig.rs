@@ -160,6 +160,38 @@ fn an_order_makes_exactly_that_instance_and_it_is_reported_at_once() {
     assert_eq!((gpu.mig_profiles[2].memory_mib, gpu.mig_profiles[2].sm_count), (40_192, Some(42)));
 }
 
+/// The header of July 2026 has GPU instance profiles up to 0x11 and compute profiles up to 0x8, later
+/// ones will have more.
+#[test]
+fn profiles_beyond_those_of_the_binding_are_made() {
+    let mut newest = changed("mig_model", json!("newest"));
+    newest["gpus"][0]["at_boot"] = json!([]);
+    let bed = bed(&newest);
+    let replica = Replica::start();
+    let _agent = Agent::start(&bed, &[&replica], QUICK);
+    replica.order(1, &[("3g.72gb+gfx", 0)], &[]);
+    replica.until_instances(&[("3g.72gb+gfx", 0, true)]);
+    assert_eq!(replica.failures(), []);
+    let inventory = replica.inventory();
+    let gpu = inventory.iter().find(|it| it.uuid == "GPU-a").unwrap();
+    let listed: Vec<&str> = gpu.mig_profiles.iter().map(|it| &*it.profile).collect();
+    assert_eq!(listed, ["1g.24gb", "7g.96gb", "3g.72gb+gfx"]);
+    let made = inventory.iter().find(|it| it.made_here).unwrap().uuid.clone();
+    replica.order(1, &[], &[&made]);
+    replica.until_instances(&[]);
+    replica.order(1, &[("7g.96gb", 0)], &[]);
+    // Else its compute instance would be a part of it: `1c.7g.96gb`.
+    replica.until_instances(&[("7g.96gb", 0, true)]);
+}
+
+/// NVIDIA documents NOT_SUPPORTED for its GPU instances then.
+#[test]
+fn the_profiles_of_a_gpu_outside_mig_mode_are_listed_without_its_instances() {
+    let bed = bed(&changed("mig", json!(null)));
+    let listed = bed.probe().listed_mig_profiles().unwrap();
+    assert_eq!(listed["GPU-a"].len(), 7, "{listed:?}");
+}
+
 /// The next leader may know nothing of it.
 #[test]
 fn what_a_leader_promised_is_in_each_report_until_another_one_gives_orders() {
@@ -466,10 +498,8 @@ fn without_the_flag_nothing_is_made_and_nothing_else_changes() {
     assert!(replica.inventory().iter().all(|it| it.mig_profiles.is_empty() && !it.made_here));
     assert_eq!((replica.failures(), replica.shown().len()), (Vec::new(), 1));
     let calls = bed.calls();
-    let is_of_making = |call: &String| {
-        [CREATE, DESTROY, "nvmlDeviceGetGpuInstanceProfileInfoV", "nvmlDeviceGetGpuInstances"]
-            .contains(&call.as_str())
-    };
+    let is_of_making =
+        |call: &String| [CREATE, DESTROY, "nvmlDeviceGetGpuInstances"].contains(&call.as_str());
     assert!(!calls.iter().any(is_of_making));
     assert!(!Path::exists(&bed.path("mig")));
 }

@@ -10,6 +10,7 @@ pub mod hardware {
     pub mod listed;
     pub mod spots;
     pub mod topology;
+    pub mod model_sizes;
     pub mod inventory;
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::hardware::mig;
 use crate::hardware::mig::{Geometry, MigFault};
+use crate::hardware::model_sizes::ModelSizes;
 use crate::hardware::pool::PoolRule;
 use crate::hardware::spots::{MigInventory, Spot, makeable};
 use crate::hardware::topology::Topology;
@@ -82,6 +83,23 @@ impl NodeInventory {
         refuse_impossible_instances(&devices)?;
         let topology = Topology::of(&devices, details);
         Ok(Self { devices, faults, topology, mig })
+    }
+
+    /// The same devices, where a GPU without memory of its own has the size of its model. It is healthy then, as
+    /// far as an inventory says. Returns the GPUs that got a size, too.
+    #[must_use]
+    pub fn sized(mut self, sizes: &ModelSizes) -> (Self, Vec<DeviceId>) {
+        let mut sized = Vec::new();
+        let unsized_gpus = self
+            .devices
+            .iter_mut()
+            .filter(|device| device.kind == DeviceKind::Gpu && device.total == MemMib::ZERO);
+        for gpu in unsized_gpus {
+            let Some(size) = sizes.of(&gpu.model) else { continue };
+            (gpu.total, gpu.health) = (size.min(MAX_DEVICE_MEMORY), Health::Healthy);
+            sized.push(gpu.id.clone());
+        }
+        (self, sized)
     }
 
     /// What can be made of MIG, and where the instances lie.

@@ -22,6 +22,7 @@ use crate::config::lease::LeaseConfig;
 use crate::config::pods::quota::{QuotaConfig, SharesConfig};
 use crate::config::pods::requests::{self, RequestRules};
 use crate::config::pods::workloads::{AccessConfig, WorkloadKeys, distinct, known, workloads};
+use crate::config::pools::ModelsConfig;
 use crate::config::preemption::PreemptionConfig;
 use crate::config::values::{
     NoContext, address, filled, is_plain, label, log_filter, mib, names, number, parsed, seconds,
@@ -91,6 +92,9 @@ pub struct Config {
     #[serde(deserialize_with = "pools::read")]
     #[garde(custom(pools::enforceable(self.webhook.memory_limit)))]
     pub pools: PoolRules,
+    /// The size of GPUs that have no memory of their own.
+    #[garde(dive)]
+    pub models: ModelsConfig,
     /// Container resources that only look like GPUs: full names, or prefixes that end in `*`.
     #[garde(custom(requests::resources))]
     pub other_resources: Vec<String>,
@@ -185,6 +189,7 @@ impl Default for Config {
             pool_label: "gpupack.dev/pool".to_owned(),
             keep_best: NonZeroUsize::new(50),
             pools: PoolRules::default(),
+            models: ModelsConfig::default(),
             other_resources: Vec::new(),
             min_memory: MemMib::new(64),
             max_limit: Share::WHOLE,

@@ -1,17 +1,21 @@
-//! The section `pools`: how the devices of each pool are shared.
+//! The sections `pools`, how the devices of each pool are shared, and `models`, the size of GPUs that have no
+//! memory of their own.
 
 use std::collections::BTreeMap;
 
+use garde::Validate;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
-use crate::config::values::number;
+use crate::config::values::{NoContext, mib, number};
 use crate::config::webhook::MemoryLimit;
+use engine::hardware::model_sizes::ModelSizes;
 use engine::hardware::pool::{
     Borrow, Enforcement, InstanceUse, MigUse, PoolRule, PoolRules, Replicas,
 };
+use wire::device::ModelFilter;
 use wire::ids::PoolName;
-use wire::units::Share;
+use wire::units::{MemMib, Share};
 
 /// The keys of one pool, in the order of the docs.
 #[derive(Default, Deserialize)]
@@ -122,10 +126,49 @@ pub(crate) fn enforceable(limit: MemoryLimit) -> impl FnOnce(&PoolRules, &()) ->
     }
 }
 
+/// Most models that are named; each is compared with each GPU of a report.
+const MODELS_MAX: usize = 64;
+
+/// Checked section `models`, by the names of models.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Validate)]
+#[serde(transparent)]
+pub struct ModelsConfig(#[garde(custom(named))] BTreeMap<String, ModelKeys>);
+
+/// The keys of one model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "it must be a mapping of keys to values")]
+struct ModelKeys {
+    /// How much memory such a GPU counts as.
+    #[serde(rename = "memory_mib", deserialize_with = "mib::<1_024, 16_777_216, _>")]
+    memory: MemMib,
+}
+
+impl ModelsConfig {
+    /// The size of each model.
+    pub fn sizes(&self) -> ModelSizes {
+        ModelSizes::new(self.0.iter().map(|(model, keys)| (model.as_str(), keys.memory)))
+    }
+}
+
+/// A rule for models.
+fn named(models: &BTreeMap<String, ModelKeys>, _: &NoContext) -> garde::Result {
+    if models.len() > MODELS_MAX {
+        return Err(garde::Error::new(format!("it must name at most {MODELS_MAX} models")));
+    }
+    match models.keys().find(|model| !ModelFilter::is_name(model)) {
+        Some(model) => Err(garde::Error::new(format!(
+            "`{model}` must be the name of a model, such as `GB10`, of letters, digits, blanks and \
+             `-./()+_`, a letter or digit first"
+        ))),
+        None => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::config::file::Config;
+    use wire::ids::ModelName;
 
     fn rule_of(text: &str) -> PoolRule {
         let text = format!("webhook: {{memory_limit: driver}}\npools: {{a: {text}}}");
@@ -214,5 +257,29 @@ mod tests {
             assert_eq!(faults.len(), 1, "{text}: {faults:?}");
             assert!(faults[0].contains(part), "{text}: {faults:?}");
         }
+    }
+
+    #[test]
+    fn a_model_without_memory_of_its_own_has_a_size() {
+        let sizes =
+            Config::from_yaml("models: {GB10: {memory_mib: 122880}}").unwrap().models.sizes();
+        let of = |model| sizes.of(&ModelName::new(model));
+        assert_eq!(of("NVIDIA GB10"), Some(MemMib::new(122_880)));
+        assert_eq!(of("NVIDIA H100"), None);
+        for (text, part) in [
+            ("models: {GB10: {memory_mib: 1023}}", "`models.GB10.memory_mib: 1023` is not allowed"),
+            ("models: {GB10: {memory_mib: 16777217}}", "from 1024 to 16777216"),
+            ("models: {GB10: {memory_mib: 120G}}", "from 1024 to 16777216"),
+            ("models: {GB10: {}}", "missing field `memory_mib`"),
+            ("models: {GB10: {memory: 1}}", "unknown field"),
+            ("models: {'*': {memory_mib: 2048}}", "`*` must be the name of a model"),
+        ] {
+            let faults = Config::from_yaml(text).unwrap_err().faults;
+            assert!(faults[0].contains(part), "{text}: {faults:?}");
+        }
+        let many = (0..65).map(|at| format!("m{at}: {{memory_mib: 2048}}")).collect::<Vec<_>>();
+        let faults =
+            Config::from_yaml(&format!("models: {{{}}}", many.join(", "))).unwrap_err().faults;
+        assert!(faults[0].contains("at most 64"), "{faults:?}");
     }
 }

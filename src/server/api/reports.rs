@@ -45,7 +45,7 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
         return refuse(StatusCode::SERVICE_UNAVAILABLE, error, None);
     }
     let report = match CheckedReport::from_json(body) {
-        Ok(report) => report,
+        Ok(report) => report.sized(&app.config.models.sizes()),
         Err(error) => {
             app.metrics.report(ReportResult::Refused);
             return refuse(StatusCode::UNPROCESSABLE_ENTITY, &error.to_string(), None);

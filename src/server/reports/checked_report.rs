@@ -9,6 +9,7 @@ use wire::report::details::of_inventory;
 use wire::report::report_limits::MAX_MIG_PROMISES;
 
 use engine::hardware::inventory::NodeInventory;
+use engine::hardware::model_sizes::ModelSizes;
 use engine::hardware::spots::Spot;
 use engine::ledger::change::reports::NodeReport;
 use engine::usage::node_details::DetailsReport;
@@ -91,6 +92,22 @@ impl CheckedReport {
             },
             promises,
         })
+    }
+}
+
+impl CheckedReport {
+    /// The same report, where GPUs without memory of their own have the sizes of their models.
+    #[must_use]
+    pub fn sized(mut self, sizes: &ModelSizes) -> Self {
+        let Some(inventory) = self.facts.inventory.take() else { return self };
+        let (inventory, gpus) = inventory.sized(sizes);
+        self.facts.inventory = Some(inventory);
+        if let Some((_, details)) = &mut self.details.inventory {
+            for gpu in gpus {
+                details.entry(gpu).or_default().is_size_configured = true;
+            }
+        }
+        self
     }
 }
 

@@ -23,7 +23,7 @@ fn an_empty_file_is_the_default() {
 #[test]
 fn every_key_is_read() {
     let text = "listen: 0.0.0.0:9\nkubeconfig: /k\nscheduler_names: [a, b]\npolicy: spread\n\
-        pool_label: p/q\nkeep_best: 0\npools: {a: {replicas: 2, borrow: compute}}\n\
+        pool_label: p/q\nkeep_best: 0\npools: {a: {replicas: 2, borrow: compute}}\nmodels:\n\
         other_resources: [c/d]\nmin_memory_mib: 8\nmax_limit: 0.5\nfraction_of_mib: 2048\nmemory_by_instance: true\nplaced_events: false\nhold_seconds: 1\nstanding_hold_after_seconds: 7\nstanding_hold_at_most: 0.75\nreport_stale_seconds: 20\n\
         drain_seconds: 40\nscheduler_timeout_seconds: 6\nmax_body_mib: 7\n\
         log_level: debug\nlog_format: json\nlease:\npreemption:\nguard:\nadvice:\nquota:\nshares:\nworkloads:\naccess:\nwebhook:\npage_listen: 0.0.0.0:8\n\
@@ -51,6 +51,7 @@ fn every_key_is_read() {
         pool_label: "p/q".to_owned(),
         keep_best: None,
         pools: PoolRules::new([(PoolName::new("a"), halves)]),
+        models: ModelsConfig::default(),
         other_resources: vec!["c/d".to_owned()],
         min_memory: MemMib::new(8),
         max_limit: Share::from_millionths(500_000),

@@ -94,6 +94,38 @@ fn an_unreadable_limit_is_not_verified() {
     assert_eq!(reported(&first), (None, false, true), "version 1 of control groups");
 }
 
+/// GB10 (DGX Spark): its memory is that of the host, and no process has a figure.
+#[test]
+fn a_size_of_the_configuration_verifies_nothing_and_ends_no_other_fault() {
+    let process = json!({"pid": 10, "used_mib": null, "lists": ["compute"]});
+    let fields = json!({"uuid": "GPU-a", "name": "NVIDIA GB10", "total_mib": 0, "used_mib": 0,
+                        "addressing_mode": 2, "processes": [process]});
+    let failing = json!({"nvmlDeviceGetMemoryInfo_v2": 3});
+    for gpu in [fields.clone(), with(fields, "failures", failing)] {
+        let mut scenario = json!({"gpus": [gpu], "events": []});
+        let bed = bed(&scenario, [SCOPE; 2]);
+        let without = Extender::start();
+        let loops = Loops::start(&bed, &without, Duration::from_millis(100));
+        without.until_fault(Some("NoMemory"));
+        drop(loops);
+        let extender = Extender::configured("models: {GB10: {memory_mib: 100000}}");
+        extender.allocate(POD, "GPU-a", 1_000);
+        let _loops = Loops::start(&bed, &extender, Duration::from_millis(100));
+        extender.until_fault(None);
+        let device = extender.node()["devices"][0].clone();
+        assert_eq!(
+            (&device["capacityMib"], &device["capacityConfigured"]),
+            (&json!(100_000), &json!(true))
+        );
+        assert_eq!(device["free"]["memoryMib"], 99_000, "{device}");
+        assert_eq!((&device["usedMib"], &device["overLimitPods"]), (&json!(null), &json!(null)));
+        assert_eq!(device["tenants"][0]["isolation"]["verified"], "None", "{device}");
+        scenario["events"] = json!([{"gpu": 0, "kind": 8, "data": 79}]);
+        bed.play(&scenario);
+        extender.until_fault(Some("Xid"));
+    }
+}
+
 #[test]
 fn the_extender_shows_verified_beside_configured_isolation() {
     let bed = bed(&scenario("compute", &[(SCOPE, 1_000)]), [SCOPE; 2]);

@@ -255,3 +255,90 @@ async fn a_device_owned_by_kubelet_is_rejected_with_its_own_reason() {
         assert!(text.contains(reason) && text.contains(suggestion), "{text}");
     }
 }
+
+/// The report of `gpu-a` with a GPU that has no memory of its own.
+fn gb10(fault: &str) -> Value {
+    let mut report = hello("gpu-a", "NVIDIA GB10", 0, 1);
+    report["agent"] = json!(format!("agent-{fault}"));
+    report["inventory"][0]["healthy"] = json!(false);
+    let uuid = &report["inventory"][0]["id"];
+    report["devices"] = json!([{"id": uuid, "healthy": false, "fault": fault, "processes": []}]);
+    report
+}
+
+#[tokio::test]
+async fn a_gpu_without_memory_of_its_own_takes_pods_where_its_model_has_a_size() {
+    let shown = |device: &Value| {
+        let keys = ["health", "fault", "capacityMib", "capacityConfigured", "usedMib"];
+        keys.map(|key| device[key].clone())
+    };
+    let null = Value::Null;
+    let ill = |fault: &str, mib: u64| {
+        [
+            json!("Unhealthy"),
+            json!(fault),
+            json!(mib),
+            if mib > 0 { json!(true) } else { null.clone() },
+            null.clone(),
+        ]
+    };
+    let bed = Bed::warm_with("models: {H100: {memory_mib: 100000}}").await;
+    assert_eq!(bed.report("gpu-a", &gb10("NoMemory")).await.0, StatusCode::OK);
+    assert_eq!(shown(&device(&bed, "gpu-a", 0).await), ill("NoMemory", 0));
+    for request in ["0.5", "1"] {
+        let answer = bed.filter(pod("p", json!({"gpu-fraction": request})), &NODES[..1]).await;
+        assert_eq!(answer["NodeNames"], json!([]), "{request} without a size: {answer}");
+    }
+
+    let bed = Bed::warm_with("models: {GB10: {memory_mib: 100000}}").await;
+    for fault in ["Xid", "KubeletOwned", "UnknownUse"] {
+        assert_eq!(bed.report("gpu-a", &gb10(fault)).await.0, StatusCode::OK);
+        let seen = shown(&device(&bed, "gpu-a", 0).await);
+        let health = if fault == "KubeletOwned" { fault } else { "Unhealthy" };
+        assert_eq!(
+            (&seen[0], &seen[1]),
+            (&json!(health), &json!(fault)),
+            "a size ends no other fault"
+        );
+    }
+    assert_eq!(bed.report("gpu-a", &gb10("NoMemory")).await.0, StatusCode::OK);
+    let well = [json!("Healthy"), null.clone(), json!(100_000), json!(true), null];
+    assert_eq!(shown(&device(&bed, "gpu-a", 0).await), well);
+    for (uid, annotations, mib) in [
+        ("quarter", json!({"gpu-fraction": "0.25"}), 25_000),
+        ("memory", json!({"gpu-memory": "30000"}), 55_000),
+    ] {
+        let answer = bed.filter(pod(uid, annotations), &NODES[..1]).await;
+        assert_eq!(answer["NodeNames"], json!(["gpu-a"]), "{uid}: {answer}");
+        assert_eq!(bind(&bed, uid, "gpu-a").await, "");
+        assert_eq!(device(&bed, "gpu-a", 0).await["allocated"]["memoryMib"], mib);
+    }
+    let answer = bed.filter(pod("half", json!({"gpu-fraction": "0.5"})), &NODES[..1]).await;
+    assert_eq!(answer["NodeNames"], json!([]), "shares are counted by that size: {answer}");
+    // Its next report has no inventory, and nothing else changes.
+    let bed = Bed::warm_with("models: {GB10: {memory_mib: 100000}}").await;
+    let (_, reply) = bed.report("gpu-a", &gb10("NoMemory")).await;
+    let mut next = gb10("NoMemory");
+    (next["session"], next["sequence"]) = (reply["session"].clone(), json!(2));
+    next.as_object_mut().expect("a report").remove("inventory");
+    assert_eq!(bed.report("gpu-a", &next).await.0, StatusCode::OK);
+    let answer = bed.filter(pod("whole", json!({"gpu-fraction": "1"})), &NODES[..1]).await;
+    assert_eq!(answer["NodeNames"], json!(["gpu-a"]), "{answer}");
+    bed.app.ledger.audit().expect("sound sums");
+}
+
+#[tokio::test]
+async fn multiprocessors_that_the_driver_lists_win_over_the_table() {
+    let bed = Bed::warm_with("").await;
+    let mut report = a30(&["1g.6gb"]);
+    let shown = async |report: &Value| {
+        assert_eq!(bed.report("gpu-a", report).await.0, StatusCode::OK);
+        device(&bed, "gpu-a", 1).await["computeMillionths"].clone()
+    };
+    assert_eq!(shown(&report).await, 250_000, "14 of 56 by the table");
+    // As on an H100 with PCIe, which has 114 in place of 132.
+    report["agent"] = json!("another");
+    report["inventory"][0]["multiprocessors"] = json!(50);
+    report["inventory"][1]["smCount"] = json!(14);
+    assert_eq!(shown(&report).await, 280_000);
+}

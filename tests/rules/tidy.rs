@@ -336,6 +336,7 @@ fn every_configuration_key_is_documented() {
         ("advice: {unknown: 1}", "advice."),
         ("webhook: {unknown: 1}", "webhook."),
         ("pools: {a: {unknown: 1}}", "pools.<pool>."),
+        ("models: {a: {memory_mib: 2048, unknown: 1}}", "models.<model>."),
         ("preemption: {unknown: 1}", "preemption."),
         ("quota: {unknown: 1}", "quota."),
         ("shares: {unknown: 1}", "shares."),

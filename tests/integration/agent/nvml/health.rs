@@ -166,6 +166,21 @@ fn an_event_of_a_gpu_that_does_not_say_who_it_is_makes_every_gpu_suspect() {
 }
 
 #[test]
+fn an_xid_of_the_skip_list_is_reported_and_keeps_no_pod_off() {
+    let mut story = Story::of_new_driver();
+    story.probe = story.bed.probe().ignoring([48, 79].into());
+    story.next();
+    for number in [48, 79] {
+        let seen = story.happens(XID, number);
+        assert_eq!((first(&seen), seen.uses[0].last_xid), (None, Some(number)));
+    }
+    assert_eq!(story.next().xids["GPU-a"], XidCounts { application: 2, device: 0 });
+    assert_eq!(first(&story.happens(XID, 63)), Some(DeviceFault::Xid));
+    let seen = story.changes("recovery_action", json!(1));
+    assert_eq!(first(&seen), Some(DeviceFault::ResetRequired), "what the driver requests counts");
+}
+
+#[test]
 fn an_event_of_a_gpu_that_this_agent_does_not_report_is_no_fault_of_others() {
     let mut story = Story::of_new_driver();
     story.scenario["gpus"].as_array_mut().unwrap().push(t4("GPU-hidden"));

@@ -25,6 +25,8 @@ pub mod units;
 pub mod ids;
 pub mod device;
 pub mod seen;
+#[deny(missing_docs)] // others read it
+pub mod driver_work;
 pub mod json_object;
 
 /// Reports of the agents, what is believed of them, and the replies.

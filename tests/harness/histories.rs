@@ -26,6 +26,7 @@ use proptest::prelude::*;
 use server::reports::reply::allocation;
 use sim::run::policy::SimPolicy;
 use wire::device::{Device, DeviceIndex, DeviceKind, Health, ModelFilter};
+use wire::driver_work::{DriverWork, MigChange, UpgradeState};
 use wire::ids::{MigProfile, ModelName, NodeName, PodUid, PoolName};
 use wire::report::bodies::Allocation;
 use wire::seen::{DeviceUse, ProcessUse};
@@ -80,6 +81,8 @@ pub(crate) enum Event {
     SeeNode(usize),
     /// A node gets another pool.
     Move(usize, usize),
+    /// NVIDIA's tools begin or end something on a node.
+    Work(usize, DriverWork),
     LoseNode(usize),
     Hello(usize, usize),
     Report(usize, Vec<Seen>),
@@ -187,12 +190,21 @@ fn seen() -> impl Strategy<Value = Seen> {
     )
 }
 
+/// Nothing as a rule.
+fn work() -> impl Strategy<Value = DriverWork> {
+    let upgrade = prop::option::of(prop::sample::select(UpgradeState::ALL.to_vec()));
+    let mig = prop::option::weighted(0.2, prop::sample::select(MigChange::ALL.to_vec()));
+    let some = (upgrade, mig).prop_map(|(upgrade, mig)| DriverWork { upgrade, mig });
+    prop_oneof![1 => Just(DriverWork::default()), 1 => some]
+}
+
 pub(crate) fn event() -> impl Strategy<Value = Event> {
     let (node, pod) = (|| 0..NODES.len(), || 0..PODS);
     prop_oneof![
         1 => node().prop_map(Event::SeeNode),
         1 => node().prop_map(Event::LoseNode),
         2 => (node(), 0..RULES.len()).prop_map(|(node, pool)| Event::Move(node, pool)),
+        1 => (node(), work()).prop_map(|(node, work)| Event::Work(node, work)),
         2 => (node(), 0..KINDS).prop_map(|(node, kind)| Event::Hello(node, kind)),
         4 => (node(), prop::collection::vec(seen(), 0..4)).prop_map(|(n, s)| Event::Report(n, s)),
         8 => (pod(), node(), query()).prop_map(|(p, n, q)| Event::Reserve(p, n, q)),
@@ -252,6 +264,7 @@ pub(crate) struct Player {
     pub(crate) present: BTreeSet<usize>,
     kinds: [usize; 4],
     pub(crate) pools: [usize; 4],
+    works: [DriverWork; 4],
     sessions: [Option<u64>; 4],
     /// What each agent was told of the allocations in its session, with their version.
     reported: [Option<(u64, Vec<Allocation>)>; 4],
@@ -269,6 +282,7 @@ impl Player {
             present: BTreeSet::new(),
             kinds: [0; 4],
             pools: [0; 4],
+            works: [DriverWork::default(); 4],
             sessions: [None; 4],
             reported: [const { None }; 4],
             sequence: 0,
@@ -290,7 +304,7 @@ impl Player {
     pub(crate) fn new_like(live: &Self) -> Self {
         let bound = live.bound.clone();
         let present = live.present.clone();
-        let (kinds, pools, lives) = (live.kinds, live.pools, live.lives);
+        let (kinds, pools, works, lives) = (live.kinds, live.pools, live.works, live.lives);
         let ledger = ledger_with_pools();
         Self {
             ledger,
@@ -299,6 +313,7 @@ impl Player {
             present,
             kinds,
             pools,
+            works,
             sessions: [None; 4],
             reported: [const { None }; 4],
             sequence: 0,
@@ -317,7 +332,15 @@ impl Player {
             Event::SeeNode(at) => {
                 self.present.insert(*at);
                 let pool = pool(self.pools[*at]);
-                Some(ledger.see_node(&NodeName::new(NODES[*at]), host(), pool))
+                let name = NodeName::new(NODES[*at]);
+                let mut events = ledger.see_node(&name, host(), pool);
+                events.extend(ledger.see_driver_work(&name, self.works[*at]));
+                Some(events)
+            }
+            Event::Work(at, work) => {
+                self.works[*at] = *work;
+                let is_there = self.present.contains(at);
+                is_there.then(|| ledger.see_driver_work(&NodeName::new(NODES[*at]), *work))
             }
             Event::Move(at, to) => {
                 self.pools[*at] = *to;

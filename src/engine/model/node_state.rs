@@ -29,6 +29,7 @@ use crate::model::reservation::{
     PodRef, Reservation, ReservationState,
 };
 use wire::device::{Device, DeviceKind, Health, Slot};
+use wire::driver_work::{DriverWork, UpgradeState};
 use wire::ids::{DeviceId, MigProfile, NodeName, PodUid, PoolName};
 use wire::mutation::{Mutation, mutated};
 use wire::seen::{DeviceUse, ProcessUse};
@@ -77,6 +78,7 @@ pub struct NodeState {
     pool: PoolName,
     rule: PoolRule,
     state: NodeReporting,
+    driver_work: DriverWork,
     host_capacity: HostAmount,
     host_allocated: HostAmount,
     host_held: HostAmount,
@@ -114,6 +116,7 @@ impl NodeState {
             pool: PoolName::new(""),
             rule: PoolRule::default(),
             state: NodeReporting::NeverReported,
+            driver_work: DriverWork::default(),
             host_capacity: HostAmount::ZERO,
             host_allocated: HostAmount::ZERO,
             host_held: HostAmount::ZERO,
@@ -325,6 +328,21 @@ impl NodeState {
     /// # Errors
     /// The [`Rejection`] of every GPU pod.
     pub fn placeable(&self) -> Result<(), Rejection> {
+        let DriverWork { upgrade, mig } = self.driver_work;
+        match self.state {
+            NodeReporting::Gone => return Err(Rejection::NodeGone),
+            // First of all: its agent may be away for this reason.
+            NodeReporting::NeverReported
+            | NodeReporting::Reporting
+            | NodeReporting::NotReporting => {
+                if let Some(state) = upgrade.filter(|state| UpgradeState::refuses_pods(*state)) {
+                    return Err(Rejection::DriverUpgrade(state));
+                }
+                if let Some(change) = mig {
+                    return Err(Rejection::MigChange(change));
+                }
+            }
+        }
         match self.state {
             NodeReporting::NeverReported => Err(Rejection::NeverReported),
             NodeReporting::NotReporting => Err(Rejection::NotReporting),
@@ -358,9 +376,20 @@ impl NodeState {
         }
     }
 
+    /// Notes what NVIDIA's tools do with its driver.
+    pub fn see_driver_work(&mut self, driver_work: DriverWork) {
+        self.driver_work = driver_work;
+    }
+
+    /// What NVIDIA's tools do with its driver.
+    pub fn driver_work(&self) -> DriverWork {
+        self.driver_work
+    }
+
     /// Notes that the Node object was deleted.
     pub fn lose_node(&mut self) {
         self.state = NodeReporting::Gone;
+        self.driver_work = DriverWork::default();
     }
 
     /// Applies a report: use of the devices, and with it the end of drained pods.

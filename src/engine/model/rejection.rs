@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 
 use wire::api::waiting::Obstacle;
+use wire::driver_work::{MigChange, UpgradeState};
 use wire::units::{MemMib, MilliCpu, Share};
 
 /// Why a request does not fit, and by how much. An answer, not an error.
@@ -19,6 +20,10 @@ pub enum Rejection {
     NeverReported,
     /// The node's agent has not reported for too long. What its tenants have stays allocated.
     NotReporting,
+    /// The GPU Operator upgrades the driver of the node.
+    DriverUpgrade(UpgradeState),
+    /// MIG Manager changes the GPUs of the node.
+    MigChange(MigChange),
     /// The node has no device at all.
     NoDevices,
     /// Pods of the namespace may not use the node's pool.
@@ -146,6 +151,33 @@ impl Said {
 
 const CHECK_THE_AGENT: &str = "check the gpupack agent on nodes that are not reporting";
 
+const UPGRADE_FAILED: &str = "look at the driver's pod on the node, and set the label \
+    nvidia.com/gpu-driver-upgrade-state to upgrade-required to try again";
+
+/// The reason for each state, with the value of the label.
+const fn of_upgrade(state: UpgradeState) -> &'static str {
+    match state {
+        UpgradeState::Required => "driver upgrade of the node: upgrade-required",
+        UpgradeState::NodeMaintenance => "driver upgrade of the node: node-maintenance-required",
+        UpgradeState::Cordon => "driver upgrade of the node: cordon-required",
+        UpgradeState::WaitForJobs => "driver upgrade of the node: wait-for-jobs-required",
+        UpgradeState::PodDeletion => "driver upgrade of the node: pod-deletion-required",
+        UpgradeState::Drain => "driver upgrade of the node: drain-required",
+        UpgradeState::PostMaintenance => "driver upgrade of the node: post-maintenance-required",
+        UpgradeState::PodRestart => "driver upgrade of the node: pod-restart-required",
+        UpgradeState::Validation => "driver upgrade of the node: validation-required",
+        UpgradeState::Uncordon => "driver upgrade of the node: uncordon-required",
+        UpgradeState::Failed => "driver upgrade of the node: upgrade-failed",
+    }
+}
+
+const fn of_mig_change(change: MigChange) -> &'static str {
+    match change {
+        MigChange::Pending => "MIG Manager changes the GPUs of the node: pending",
+        MigChange::Rebooting => "MIG Manager changes the GPUs of the node: rebooting",
+    }
+}
+
 impl Rejection {
     /// Whether it says what the pod waits for wherever it fits, and nothing of the node.
     pub fn is_of_the_pod(&self) -> bool {
@@ -153,7 +185,7 @@ impl Rejection {
     }
 
     /// All labels that [`Rejection::label`] can give, for metrics that must exist from the start.
-    pub const LABELS: [&'static str; 28] = [
+    pub const LABELS: [&'static str; 30] = [
         "unknown_node",
         "node_gone",
         "never_reported",
@@ -182,6 +214,8 @@ impl Rejection {
         "team_limit",
         "pool",
         "no_place",
+        "driver_upgrade",
+        "mig_change",
     ];
 
     /// All that is said of this reason. To add a reason, add a row.
@@ -200,6 +234,13 @@ impl Rejection {
             Self::NotReporting => {
                 Said::of(3, Obstacle::Agent, 3, "GPU agent not reporting").suggest(CHECK_THE_AGENT)
             }
+            Self::DriverUpgrade(state) => Said::of(28, Obstacle::Node, 3, of_upgrade(state))
+                .suggest(match state {
+                    UpgradeState::Failed => UPGRADE_FAILED,
+                    _ => "wait until the GPU Operator has upgraded the driver of the node",
+                }),
+            Self::MigChange(change) => Said::of(29, Obstacle::Node, 3, of_mig_change(change))
+                .suggest("wait until MIG Manager has changed the GPUs of the node"),
             Self::NoDevices => Said::of(4, Obstacle::Gpu, 4, "no GPU on the node"),
             Self::Pool => Said::of(26, Obstacle::Pool, 4, "pool not allowed for the namespace")
                 .suggest("allow the pool for the namespace in the configuration's `access`"),

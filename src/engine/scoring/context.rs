@@ -46,6 +46,9 @@ pub struct ScoringContext<'a> {
 /// Added to the memory of an instance in MiB that may be impossible to make.
 const LAST: u32 = 1 << 29;
 
+/// Added to that memory where the driver of the node is to be upgraded: pods there would soon be evicted.
+const BEFORE_UPGRADE: u32 = 1 << 30;
+
 impl ScoringContext<'_> {
     /// CPU and host memory that would be left.
     pub fn host_left(&self) -> HostAmount {
@@ -53,13 +56,15 @@ impl ScoringContext<'_> {
     }
 
     /// Memory in MiB of the MIG instance, for a request that takes any large enough one; else 0. More than any
-    /// has where it is the last choice.
+    /// has where it is the last choice, and still more where an upgrade of the driver is to begin.
     pub(crate) fn instance_mib(&self, taken: &[Taken]) -> u32 {
         let first = taken.first().filter(|_| self.compiled.wants_any_instance());
         let mib = first.map_or(0, |(_, demand)| demand.memory.mib());
         let is_last = taken.iter().any(|(at, _)| self.node.is_last_choice(*at));
         let mib = u32::try_from(mib).unwrap_or(u32::MAX).min(LAST - 1);
-        mib + if is_last { LAST } else { 0 }
+        let has_gpu = !taken.is_empty();
+        let is_upgraded_soon = has_gpu && self.node.driver_work().is_waiting();
+        mib + if is_last { LAST } else { 0 } + if is_upgraded_soon { BEFORE_UPGRADE } else { 0 }
     }
 
     /// What decides between this placement and others that are equally good for packing.

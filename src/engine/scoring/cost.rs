@@ -45,7 +45,8 @@ impl Ties {
 pub enum Cost {
     /// Fullest first.
     BinPack {
-        /// Memory of the MIG instance, for a request that takes any large enough one; else 0.
+        /// Memory of the MIG instance, for a request that takes any large enough one; else 0. More than any
+        /// has on a node that is the last choice.
         instance_mib: u32,
         /// Empty devices that it takes.
         devices_opened: usize,
@@ -140,7 +141,7 @@ const KEY: u32 = 16 + 32 + 32 + Ties::BITS;
 /// The size of an instance decides before anything else.
 #[inline]
 fn after(instance_mib: u32, key: u128) -> u128 {
-    u128::from(instance_mib.min((1 << 30) - 1)) << KEY | key
+    u128::from(instance_mib.min((1 << 31) - 1)) << KEY | key
 }
 
 #[inline]

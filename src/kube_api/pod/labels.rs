@@ -1,6 +1,7 @@
-//! What a Node object says about its GPUs before an agent reports them.
+//! What the labels of a Node object say: about its GPUs before an agent reports them, and about their driver.
 
 use crate::request::quantity::{parse_count, parse_whole};
+use wire::driver_work::{DriverWork, MigChange, UpgradeState};
 use wire::ids::ModelName;
 use wire::units::MemMib;
 
@@ -49,4 +50,62 @@ pub fn labelled_gpus<'a>(
         memory: MemMib::new(memory),
         model: ModelName::new(label(PRODUCT_LABEL).unwrap_or_default()),
     })
+}
+
+/// What NVIDIA's tools do with the driver of a node, by its labels. An unknown value means nothing: a newer
+/// operator may have one.
+pub fn driver_work<'a>(node: &str, label: impl Fn(&str) -> Option<&'a str>) -> DriverWork {
+    let unknown = |key: &str, value: &str| {
+        tracing::debug!(
+            node,
+            label = key,
+            value,
+            "a label has an unknown value, which means nothing"
+        );
+    };
+    let upgrade = label(DriverWork::UPGRADE_LABEL).and_then(|value| {
+        let state = UpgradeState::ALL.into_iter().find(|state| state.value() == value);
+        if state.is_none() && !["", "upgrade-done"].contains(&value) {
+            unknown(DriverWork::UPGRADE_LABEL, value);
+        }
+        state
+    });
+    let mig = label(DriverWork::MIG_LABEL).and_then(|value| {
+        let change = MigChange::ALL.into_iter().find(|change| change.value() == value);
+        if change.is_none() && !["", "success", "failed"].contains(&value) {
+            unknown(DriverWork::MIG_LABEL, value);
+        }
+        change
+    });
+    DriverWork { upgrade, mig }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_of_other_values_mean_nothing() {
+        let of = |upgrade: Option<&'static str>, mig: Option<&'static str>| {
+            driver_work("n", |key| match key {
+                "nvidia.com/gpu-driver-upgrade-state" => upgrade,
+                "nvidia.com/mig.config.state" => mig,
+                _ => None,
+            })
+        };
+        let none = DriverWork::default();
+        for (upgrade, mig) in [
+            (None, None),
+            (Some(""), Some("")),
+            (Some("upgrade-done"), Some("success")),
+            (Some("Drain-Required"), Some("failed")),
+            (Some("some-day"), Some("some-day")),
+        ] {
+            assert_eq!(of(upgrade, mig), none, "{upgrade:?} {mig:?}");
+        }
+        assert_eq!(
+            of(Some("drain-required"), Some("pending")),
+            DriverWork { upgrade: Some(UpgradeState::Drain), mig: Some(MigChange::Pending) }
+        );
+    }
 }

@@ -435,7 +435,8 @@ impl NodeWatch {
             relisted.insert(name.clone());
         }
         let pool = PoolName::new(node.label(&self.labels.pool));
-        let events = self.ledger.see_node(name, node.host, pool);
+        let mut events = self.ledger.see_node(name, node.host, pool);
+        events.extend(self.ledger.see_driver_work(name, node.driver_work()));
         self.ledger.see_domain(name, node.label(&self.labels.domain));
         self.ledger.see_unschedulable(name, node.is_unschedulable);
         self.ledger.see_ready(name, node.is_ready);
@@ -507,6 +508,30 @@ mod tests {
                 self.0.lock().push("failure");
             }
         }
+    }
+
+    #[test]
+    fn the_labels_of_a_node_say_what_is_done_with_its_driver() {
+        let (ledger, log) = (Arc::new(ledger("A")), Log::default());
+        let labels = NodeLabels { pool: "pool".to_owned(), domain: "zone".to_owned() };
+        let mut watch = NodeWatch::new(Arc::clone(&ledger), Arc::new(Counted(log)), labels);
+        let mut see = |labels: serde_json::Value| {
+            let node = json!({"metadata": {"name": "n", "labels": labels}});
+            let node: Watched<NodeFacts> = serde_json::from_value(node).unwrap();
+            watch.take(WatchEvent::Seen(node.facts));
+            ledger.closes_library("n")
+        };
+        let (upgrade, mig) = ("nvidia.com/gpu-driver-upgrade-state", "nvidia.com/mig.config.state");
+        assert_eq!(
+            see(json!({upgrade: "drain-required"})),
+            Some(format!("{upgrade}=drain-required"))
+        );
+        assert_eq!(
+            see(json!({upgrade: "a-state-to-come", mig: "pending"})),
+            Some(format!("{mig}=pending"))
+        );
+        assert_eq!(see(json!({upgrade: "upgrade-done", mig: "success"})), None);
+        assert_eq!(see(json!({})), None);
     }
 
     /// All pods are bound, with what is written on them.

@@ -17,8 +17,10 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 
 use crate::pod::host::host_offer;
+use crate::pod::labels;
 use crate::pod::pod_fields::{Metadata, Spec, Status};
 use crate::pod::seen_pod::SeenPod;
+use wire::driver_work::DriverWork;
 use wire::ids::NodeName;
 use wire::units::HostAmount;
 
@@ -57,6 +59,12 @@ pub struct NodeFacts {
 }
 
 impl NodeFacts {
+    /// What NVIDIA's tools do with its driver.
+    pub(crate) fn driver_work(&self) -> DriverWork {
+        let label = |key: &str| self.labels.get(key).map(String::as_str);
+        labels::driver_work(self.name.as_str(), label)
+    }
+
     /// The value of a label; empty without one.
     pub(crate) fn label(&self, key: &str) -> &str {
         self.labels.get(key).map_or("", String::as_str)

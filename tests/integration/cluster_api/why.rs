@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use wire::api::explain::Explanation;
 use wire::api::page::Summary;
 use wire::api::waiting::{Obstacle, WaitingPod, WaitingPodList};
+use wire::driver_work::{DriverWork, MigChange, UpgradeState};
 use wire::ids::{NodeName, PodUid};
 use wire::units::Share;
 
@@ -322,6 +323,41 @@ async fn what_nodes_and_gpus_are_is_told_alike() {
     let pool = wire::ids::PoolName::new("");
     ledger.see_node(&NodeName::new("n1"), host, pool);
     bed.told(&half()).await.agree(Obstacle::Agent, "GPU agent has not reported yet");
+}
+
+#[tokio::test]
+async fn work_on_the_driver_of_a_node_is_told_alike() {
+    let node = NodeName::new("n1");
+    let refusing = UpgradeState::ALL.into_iter().filter(|state| state.refuses_pods());
+    let upgrades = refusing.map(|state| DriverWork { upgrade: Some(state), mig: None });
+    let changes = MigChange::ALL.map(|change| DriverWork { upgrade: None, mig: Some(change) });
+    for work in upgrades.chain(changes) {
+        let bed = Bed::new("", 1).await;
+        bed.extender.app.ledger.see_driver_work(&node, work);
+        let value = work.upgrade.map_or_else(|| work.mig.unwrap().value(), UpgradeState::value);
+        let told = bed.told(&pod(ASKED, json!({"gpu-fraction": "0.5"}))).await;
+        told.agree(Obstacle::Node, value);
+        let refused = told.refused.unwrap();
+        assert!(refused.ends_with(value) && !refused.contains(|it: char| it.is_ascii_digit()));
+        let query = bed.extender.app.query(&seen(&pod(ASKED, json!({"gpu-fraction": "0.5"}))));
+        let (query, now) = (query.unwrap(), bed.extender.app.clock.now());
+        let asked = seen(&pod(ASKED, json!({"gpu-fraction": "0.5"})));
+        let reserved = bed.extender.app.ledger.reserve(&asked.pod, "n1", &query, now);
+        assert_eq!(reserved.unwrap_err().to_string(), refused, "bind says the same");
+    }
+    for (upgrade, mig) in [
+        (Some(UpgradeState::Required), None),
+        (Some(UpgradeState::NodeMaintenance), None),
+        (None, None),
+    ] {
+        let bed = Bed::new("", 1).await;
+        bed.extender.app.ledger.see_driver_work(&node, DriverWork { upgrade, mig });
+        assert_eq!(
+            bed.call(&pod(ASKED, json!({"gpu-fraction": "0.5"}))).await,
+            None,
+            "{upgrade:?}"
+        );
+    }
 }
 
 const SHARES: &str = "shares: {teams: {team: {guaranteed: 0.5, at_most: 1}}}";

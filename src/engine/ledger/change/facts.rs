@@ -20,6 +20,7 @@ use crate::model::reservation::{
 use crate::scoring::guests;
 use crate::waste::request_mix::{EarlierPod, Mix, RequestType, Stage};
 use crate::waste::turnover::EarlierStart;
+use wire::driver_work::DriverWork;
 use wire::ids::{NodeName, PodUid, PoolName};
 use wire::mutation::{Mutation, mutated};
 use wire::units::{HostAmount, Timestamp};
@@ -138,6 +139,22 @@ impl Ledger {
     pub fn see_ready(&self, node: &NodeName, is_ready: bool) {
         let _stays = self.stay();
         self.node_entry(self.position_or_insert(node)).see_ready(is_ready);
+    }
+
+    /// Notes what NVIDIA's tools do with the driver of a node. Where it takes pods again, room appears.
+    pub fn see_driver_work(&self, node: &NodeName, driver_work: DriverWork) -> Vec<LedgerEvent> {
+        let _stays = self.stay();
+        let at = self.position_or_insert(node);
+        if self.node_entry(at).read().driver_work() == driver_work {
+            return Vec::new();
+        }
+        self.change_node(at, |node_state| node_state.see_driver_work(driver_work))
+    }
+
+    /// Why no process of a node may have its driver open, if so; `None` too if the node is not known.
+    pub fn closes_library(&self, node: &str) -> Option<String> {
+        let at = self.position(node)?;
+        self.node_entry(at).read().driver_work().closes_library()
     }
 
     /// Notes that a node was deleted. Its pods keep what they have until they are gone.

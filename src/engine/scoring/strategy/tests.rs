@@ -155,7 +155,7 @@ fn any_cost(strategy: u8) -> impl Any<Value = Cost> {
         prop_oneof![Just(Proximity::Linked), Just(Proximity::NumaNode), Just(Proximity::Far)];
     let ties = (proximity, 0..300_usize, 0..300_usize);
     let ties = ties.prop_map(|(proximity, restarts, empty)| Ties::new(proximity, restarts, empty));
-    let instance = prop_oneof![Just(0), 0..3_u32, 0..(1_u32 << 29)];
+    let instance = prop_oneof![Just(0), 0..3_u32, 0..(1_u32 << 31)];
     let any = (few, share.clone(), share, ties, number, instance);
     any.prop_map(move |(few, a, b, ties, number, instance_mib)| {
         let (a, b) = (self::share(a), self::share(b));

@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::ledger::ledger_fixture::{
-    bound, free, ledger, node, pod, seconds, see_node, share_request, uid,
+    bound, free, hello, ledger, node, pod, seconds, see_node, share_request, uid,
 };
+use wire::driver_work::{DriverWork, MigChange, UpgradeState};
 
 fn room() -> LedgerEvent {
     LedgerEvent::Room(NodeName::new("n"))
@@ -105,4 +106,58 @@ fn a_hold_on_another_node_ends_when_another_process_binds_the_pod() {
     assert_eq!((free(&ledger), ledger.hold_count()), (vec![1000], 0));
     ledger.hold(&uid("q"), "n", &share_request(600_000), seconds(1));
     assert_eq!(ledger.end_pod(&uid("q"), seconds(1)), [room()]);
+}
+
+#[test]
+fn a_node_whose_driver_is_to_be_upgraded_is_the_last_choice() {
+    let of = |upgrade| DriverWork { upgrade, mig: None };
+    for policy in Policy::ALL {
+        let ledger = ledger("A");
+        see_node(&ledger, "m");
+        ledger.report("m", &hello("y", 1, "B"), seconds(0)).unwrap();
+        ledger.reserve(&pod("other"), "n", &share_request(300_000), seconds(0)).unwrap();
+        let strategy = Strategy::Policy(policy);
+        let query = PlacementRequest { strategy, ..share_request(500_000) };
+        let best = || {
+            let names = ["m", "n"];
+            let kept = ledger.choose(&query, names.into_iter(), 1).kept;
+            assert_eq!(kept, [ledger.best(&query).unwrap().0], "{policy:?}");
+            let fresh = names.map(|name| ledger.fresh_answer(&query, name));
+            assert_eq!(ledger.answers(&query, &names), fresh, "{policy:?}");
+            kept[0].clone()
+        };
+        let first = best();
+        let second = NodeName::new(if first.as_str() == "m" { "n" } else { "m" });
+        for state in UpgradeState::ALL.into_iter().filter(|state| state.is_waiting()) {
+            ledger.see_driver_work(&first, of(Some(state)));
+            assert_eq!(best(), second, "{policy:?} {state:?}");
+            ledger.see_driver_work(&second, of(Some(state)));
+            assert_eq!(best(), first, "{policy:?}: among equals the policy decides");
+            ledger.see_driver_work(&second, of(Some(UpgradeState::Cordon)));
+            assert_eq!(best(), first, "{policy:?}: it takes pods all the same");
+            ledger.see_driver_work(&first, of(None));
+            ledger.see_driver_work(&second, of(None));
+            assert_eq!(best(), first, "{policy:?}");
+        }
+    }
+}
+
+#[test]
+fn room_appears_when_work_on_the_driver_has_ended() {
+    let ledger = ledger("A");
+    let name = NodeName::new("n");
+    let of = |upgrade, mig| DriverWork { upgrade, mig };
+    let reserve = |name| ledger.reserve(&pod(name), "n", &share_request(100_000), seconds(0));
+    for state in UpgradeState::ALL.into_iter().filter(|state| state.refuses_pods()) {
+        assert_eq!(ledger.see_driver_work(&name, of(Some(state), None)), [], "{state:?}");
+        let refused = Err(Rejection::DriverUpgrade(state));
+        assert_eq!(ledger.answers(&share_request(100_000), &["n"]), [refused]);
+        assert!(reserve("p").is_err(), "{state:?}");
+    }
+    assert_eq!(ledger.see_driver_work(&name, of(None, Some(MigChange::Pending))), []);
+    assert!(reserve("p").is_err(), "MIG Manager goes on");
+    assert_eq!(ledger.see_driver_work(&name, of(Some(UpgradeState::Required), None)), [room()]);
+    assert!(reserve("p").is_ok());
+    assert_eq!(ledger.closes_library("n"), None);
+    assert_eq!(ledger.closes_library("nowhere"), None);
 }

@@ -8,6 +8,7 @@ use anyhow::Context;
 use rustls::pki_types::ServerName;
 
 use crate::gpu::lent_limits::LentLimits;
+use crate::gpu::library_gate::LibraryGate;
 use crate::mig::on_demand::MigOnDemand;
 use crate::mps::daemons::{Duty, MpsDaemons, MpsSettings, QUERY_EVERY};
 use crate::node::client::Proof;
@@ -170,13 +171,14 @@ impl AgentArgs {
             mig,
             limits: (self.memory_limits == LimitsChoice::Set).then(LentLimits::default),
             upkeep: Upkeep::default(),
+            gate: None,
         })
     }
 }
 
 impl MpsArgs {
     /// The daemons to watch.
-    fn daemons(&self, proc_root: &Path, clock: Clock) -> Option<MpsDaemons> {
+    fn daemons(&self, proc_root: &Path, clock: Clock, gate: &LibraryGate) -> Option<MpsDaemons> {
         let duty = match self.mps {
             MpsChoice::Off => return None,
             MpsChoice::Rely => Duty::Rely,
@@ -185,7 +187,7 @@ impl MpsArgs {
         let (folder, program) = (self.mps_folder.clone(), self.mps_control.clone());
         let proc_root = proc_root.to_owned();
         let settings = MpsSettings { folder, program, duty, query_every: QUERY_EVERY, proc_root };
-        Some(MpsDaemons::new(settings, clock))
+        Some(MpsDaemons::gated(settings, clock, Some(gate.clone())))
     }
 }
 
@@ -265,21 +267,24 @@ pub fn run(args: AgentArgs, node: &str, clock: Clock) -> anyhow::Result<Ended> {
 
 async fn run_until_signal(args: AgentArgs, node: &str, clock: Clock) -> anyhow::Result<Ended> {
     let stop = stop()?;
-    let mut config = args.config(clock)?;
+    let gate = LibraryGate::default();
+    let mut config = AgentConfig { gate: Some(gate.clone()), ..args.config(clock)? };
     show(&args, &config)?;
-    let daemons = args.mps.daemons(&args.proc_root, clock);
+    let daemons = args.mps.daemons(&args.proc_root, clock, &gate);
     let upkeep = config.upkeep;
     let (proc_root, managed) = (Some(args.proc_root.clone()), daemons.clone());
     config.upkeep = Upkeep { proc_root, daemons: managed, ..upkeep };
     let pods = PodsByProcess::new(args.proc_root);
     let ignored = args.ignore_xids.iter().copied().map(u64::from).collect();
-    let mut probe = NvmlProbe::new(args.nvml_library.clone(), pods).ignoring(ignored);
+    let probe = NvmlProbe::new(args.nvml_library.clone(), pods).ignoring(ignored);
+    let mut probe = probe.with_gate(gate.clone());
     let kubelet = KubeletDevices::new(args.kubelet_socket);
     kubelet.refresh().await; // before any pod can be placed there
     tokio::spawn(kubelet.clone().run());
     if let Some(mig) = &config.mig {
         probe = probe.with_mig(mig.clone());
-        let mut maker = MigMaker::new(args.nvml_library, mig.clone(), clock, kubelet.owned());
+        let maker = MigMaker::new(args.nvml_library, mig.clone(), clock, kubelet.owned());
+        let mut maker = maker.with_gate(gate.clone());
         if args.mig.mig_adopt {
             maker = maker.adopting();
         }

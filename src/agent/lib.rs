@@ -3,6 +3,7 @@
 /// What is read from GPUs, which orders stand, and the limits that are lent.
 pub mod gpu {
     pub mod health;
+    pub mod library_gate;
     pub mod sample;
     pub(crate) mod leader_orders;
     pub mod lent_limits;

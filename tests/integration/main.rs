@@ -116,6 +116,8 @@ mod agent {
         mod ends;
         /// Slow and large nodes.
         mod slow;
+        /// It closes NVIDIA's library while the driver is replaced.
+        mod driver_work;
     }
 }
 

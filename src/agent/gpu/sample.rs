@@ -119,6 +119,12 @@ pub enum ProbeError {
         /// The error of the loader.
         cause: String,
     },
+    /// It may not be open now: the driver is being replaced, or no extender has answered yet.
+    #[error("NVIDIA's library is closed: {why}")]
+    Closed {
+        /// What the extender says.
+        why: String,
+    },
     /// The library exists, but the kernel module is not loaded.
     #[error(
         "NVIDIA's kernel driver is not loaded: check `lsmod` and the driver's installation on this \

@@ -63,16 +63,16 @@ impl Control {
         state
     }
 
-    /// Whether a server of the daemon has clients. If it does not say, it may.
-    pub(crate) async fn has_clients(&self) -> bool {
-        let Some(answer) = self.query("get_server_list").await else { return false };
-        for server in servers(&answer).unwrap_or_default() {
+    /// Whether a server of the daemon has clients: one that does not say may. `None` if the daemon does not say which
+    /// servers it has.
+    pub(crate) async fn has_clients(&self) -> Option<bool> {
+        for server in servers(&self.query("get_server_list").await?)? {
             let clients = self.query(&format!("get_client_list {server}")).await;
             if clients.is_none_or(|clients| !clients.trim().is_empty()) {
-                return true;
+                return Some(true);
             }
         }
-        false
+        Some(false)
     }
 
     /// Makes the daemon end itself and its servers, whatever their clients do.

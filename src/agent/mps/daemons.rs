@@ -16,6 +16,7 @@ use tokio::process::Child;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 
+use crate::gpu::library_gate::LibraryGate;
 use crate::mps::clients::Unanswered;
 use crate::mps::control::Control;
 use crate::mps::{clients, memory, selinux};
@@ -82,6 +83,8 @@ pub struct MpsDaemons {
 struct SharedDaemons {
     settings: MpsSettings,
     clock: Clock,
+    /// Whether the driver may be open; without one it may.
+    gate: Option<LibraryGate>,
     /// The devices of the node.
     devices: watch::Sender<Devices>,
     /// The clients whose limits are being read.
@@ -109,9 +112,16 @@ pub struct MpsLoops {
 impl MpsDaemons {
     /// Without any device.
     pub fn new(settings: MpsSettings, clock: Clock) -> Self {
+        Self::gated(settings, clock, None)
+    }
+
+    /// The same, where those that the agent runs end while the driver may not be open. One that has clients stays:
+    /// these have the driver open themselves.
+    pub fn gated(settings: MpsSettings, clock: Clock, gate: Option<LibraryGate>) -> Self {
         let devices = watch::Sender::new(Devices::default());
         let (unanswered, known) = (Unanswered::default(), Mutex::default());
-        Self { shared: Arc::new(SharedDaemons { settings, clock, devices, unanswered, known }) }
+        let shared = SharedDaemons { settings, clock, gate, devices, unanswered, known };
+        Self { shared: Arc::new(shared) }
     }
 
     /// Learns the devices. The agent never manages MIG instances: another process's daemon may
@@ -142,7 +152,7 @@ impl MpsDaemons {
     pub(crate) async fn have_clients(&self) -> bool {
         let duties = self.shared.devices.borrow().duties.clone();
         for (uuid, _) in duties.iter().filter(|(_, duty)| **duty == Duty::Manage) {
-            if self.shared.control(uuid).has_clients().await {
+            if self.shared.control(uuid).has_clients().await == Some(true) {
                 return true;
             }
         }
@@ -192,6 +202,11 @@ impl MpsLoops {
 }
 
 impl SharedDaemons {
+    /// Whether the driver may not be open now.
+    fn is_closed(&self) -> bool {
+        self.gate.as_ref().is_some_and(|gate| gate.keeps_closed().is_some())
+    }
+
     fn control(&self, uuid: &str) -> Control {
         let folder = self.settings.folder.join(uuid);
         let (pipes, logs) = (folder.join("pipe"), folder.join("log"));
@@ -315,7 +330,10 @@ impl Keeper {
             let state = self.control.state().await;
             self.shared.note(&self.uuid, state);
             if self.duty == Duty::Manage {
-                self.mind(state);
+                match self.shared.is_closed() {
+                    true => self.rest().await,
+                    false => self.mind(state),
+                }
             }
             tokio::select! {
                 () = tokio::time::sleep(self.time_to_next_look()) => {}
@@ -347,6 +365,18 @@ impl Keeper {
                 }
             }
         }
+    }
+
+    /// Ends the daemon without clients: its server keeps the driver open after the last one.
+    async fn rest(&mut self) {
+        if self.daemon.is_none() || self.control.has_clients().await != Some(false) {
+            return;
+        }
+        tracing::info!(gpu = self.uuid, "the MPS daemon ends while the driver is replaced");
+        self.control.quit().await;
+        let _ = tokio::time::timeout(END_WITHIN, ended(&mut self.daemon)).await;
+        self.daemon = None; // dropping kills it
+        (self.next_start, self.pause) = (self.shared.clock.now(), FIRST_PAUSE);
     }
 
     fn start(&mut self, now: Timestamp) {

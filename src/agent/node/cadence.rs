@@ -122,6 +122,7 @@ impl Cadence {
             | Some(
                 ProbeError::LibraryMissing { .. }
                 | ProbeError::Opening
+                | ProbeError::Closed { .. }
                 | ProbeError::Hangs { .. }
                 | ProbeError::Interrupted { .. },
             ) => 0,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};
+use hyper::http::request::Builder;
 use hyper::{Request, StatusCode};
 use tokio::sync::Semaphore;
 
@@ -13,7 +14,9 @@ use crate::node::session::ExtenderAnswer;
 use runtime::certificates::ServerProof;
 use runtime::http_client::{HttpClient, address_with};
 use wire::api::error::{Error, ErrorReason};
-use wire::report::bodies::{MAX_BODY_BYTES, Reply, Report, report_path};
+use wire::report::bodies::{
+    LibraryAnswer, MAX_BODY_BYTES, Reply, Report, library_path, report_path,
+};
 
 /// Longest time from the first byte to the last. A slower extender counts as away.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -83,23 +86,57 @@ impl ExtenderClient {
     pub async fn put(&self, node: &str, write: impl FnOnce() -> Report) -> ExtenderAnswer {
         let _permit = self.permits.acquire().await.expect("the semaphore is never closed");
         let body = serde_json::to_vec(&write()).expect("a report has no map and cannot fail");
-        let mut request = Request::put(format!("{}{}", self.base, report_path(node)))
-            .header(CONTENT_TYPE, "application/json")
-            .header(ACCEPT, "application/json");
-        match self.proof.authorization() {
-            Ok(Some(token)) => request = request.header(AUTHORIZATION, token),
-            Ok(None) => {}
+        let request = Request::put(format!("{}{}", self.base, report_path(node)))
+            .header(CONTENT_TYPE, "application/json");
+        let token = match self.proof.authorization() {
+            Ok(token) => token,
             Err(error) => return ExtenderAnswer::Refused { error },
-        }
-        let request = request.body(Full::new(Bytes::from(body)));
-        let answered = match request {
-            Ok(request) => self.http.exchange(request).await,
-            Err(error) => Err(error.to_string()),
         };
-        match answered {
+        match self.exchange(request, token, body).await {
             Ok((status, body)) => read(status, &body),
             Err(error) => ExtenderAnswer::Away { error },
         }
+    }
+
+    /// Asks whether NVIDIA's library may be open on a node. Why it is to be closed, or `None`.
+    ///
+    /// # Errors
+    /// Why the extender does not say so.
+    pub async fn library(&self, node: &str) -> Result<Option<String>, String> {
+        let _permit = self.permits.acquire().await.expect("the semaphore is never closed");
+        let request = Request::get(format!("{}{}", self.base, library_path(node)));
+        let token = self.proof.authorization()?;
+        let (status, body) = self.exchange(request, token, Vec::new()).await?;
+        read_library(status, &body)
+    }
+
+    /// Sends a request with a token and a body.
+    async fn exchange(
+        &self,
+        mut request: Builder,
+        token: Option<String>,
+        body: Vec<u8>,
+    ) -> Result<(StatusCode, Bytes), String> {
+        if let Some(token) = token {
+            request = request.header(AUTHORIZATION, token);
+        }
+        let request = request.header(ACCEPT, "application/json");
+        let request = request.body(Full::new(Bytes::from(body)));
+        self.http.exchange(request.map_err(|error| error.to_string())?).await
+    }
+}
+
+/// The meaning of an answer to the question whether the library may be open. An extender of an earlier version
+/// does not know the path, and then it may.
+fn read_library(status: StatusCode, body: &[u8]) -> Result<Option<String>, String> {
+    match status {
+        StatusCode::OK => {
+            let answer = serde_json::from_slice::<LibraryAnswer>(body);
+            let answer = answer.map_err(|error| format!("its answer cannot be read: {error}"))?;
+            Ok(answer.close_library)
+        }
+        StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => Ok(None),
+        status => Err(status.to_string()),
     }
 }
 
@@ -153,6 +190,25 @@ mod tests {
         ] {
             let answer = format!("{:?}", read(StatusCode::from_u16(status).unwrap(), body));
             assert!(answer.starts_with(meaning), "{status}: {answer}");
+        }
+    }
+
+    #[test]
+    fn an_extender_of_an_earlier_version_lets_the_library_be_open() {
+        let closed =
+            br#"{"apiVersion":"gpupack.dev/v1alpha1","kind":"LibraryAnswer","closeLibrary":"a=b"}"#;
+        let open = br#"{"apiVersion":"gpupack.dev/v1alpha1","kind":"LibraryAnswer"}"#;
+        for (status, body, meaning) in [
+            (200, &closed[..], Some(Some("a=b"))),
+            (200, open, Some(None)),
+            (200, b"<html>", None),
+            (404, b"", Some(None)),
+            (405, b"", Some(None)),
+            (403, b"", None),
+            (503, b"", None),
+        ] {
+            let read = read_library(StatusCode::from_u16(status).unwrap(), body).ok();
+            assert_eq!(read.as_ref().map(|closed| closed.as_deref()), meaning, "{status}");
         }
     }
 

@@ -7,6 +7,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use crate::gpu::lent_limits::LentLimits;
+use crate::gpu::library_gate::LibraryGate;
 use crate::mig::on_demand::MigOnDemand;
 use crate::node::client::{ExtenderClient, Proof};
 use crate::node::metrics::AgentMetrics;
@@ -37,6 +38,8 @@ pub struct AgentConfig {
     pub limits: Option<LentLimits>,
     /// What the agent looks after.
     pub upkeep: Upkeep,
+    /// Whether NVIDIA's library may be open; `None` for nodes that are played.
+    pub gate: Option<LibraryGate>,
 }
 
 /// One replica of the extender, shared by all nodes of this process.
@@ -59,6 +62,8 @@ pub(crate) struct AgentNode {
     pub(crate) mig: Option<MigOnDemand>,
     /// Orders about limits of memory, if the agent sets any.
     pub(crate) limits: Option<LentLimits>,
+    /// Whether NVIDIA's library may be open, if there is one.
+    pub(crate) gate: Option<LibraryGate>,
 }
 
 impl AgentNode {
@@ -75,6 +80,17 @@ impl AgentNode {
         }
         if let Some(limits) = &self.limits {
             limits.lose(link);
+        }
+        if let Some(gate) = &self.gate {
+            gate.forget(link);
+        }
+    }
+
+    /// Waits until NVIDIA's library may be open, or may not any more.
+    pub(crate) async fn gate_changed(&self) {
+        match &self.gate {
+            Some(gate) => gate.changed().await,
+            None => std::future::pending().await,
         }
     }
 

@@ -15,6 +15,9 @@ use runtime::clock::Clock;
 use wire::report::bodies::{Outcome, Report};
 use wire::units::Timestamp;
 
+/// Longest time between two questions of an agent that has nothing to report yet.
+const ASK_EVERY: Duration = Duration::from_secs(2);
+
 /// Reports one node to one extender.
 pub(crate) struct Link {
     pub(crate) node: Arc<AgentNode>,
@@ -37,6 +40,7 @@ pub(crate) struct Link {
 impl Link {
     /// Reports until the sampler ends.
     pub(crate) async fn run(mut self) {
+        self.ask_for_library().await;
         // Ends with the process: the sampler never drops its end earlier.
         while self.newest.changed().await.is_ok() {
             let elapsed = self.clock.now().since(self.sent);
@@ -54,6 +58,29 @@ impl Link {
                 tokio::time::sleep(pause.saturating_mul(part) / 1_000).await;
             }
         }
+    }
+
+    /// Asks whether NVIDIA's library may be open, until there is something to report: the replies say so from
+    /// then on.
+    async fn ask_for_library(&mut self) {
+        let Some(gate) = self.node.gate.clone() else { return };
+        while self.newest.borrow().is_none() {
+            match self.extender.client.library(&self.node.name).await {
+                Ok(closed) => gate.learn(self.number, closed),
+                Err(error) => {
+                    let (node, extender) = (&self.node.name, self.extender.client.address());
+                    tracing::debug!(%node, extender, error, "whether the driver may be used is not known");
+                    gate.lose(self.number);
+                }
+            }
+            let part = rand::rng().random_range(500..=1_000_u32);
+            tokio::select! {
+                () = tokio::time::sleep(ASK_EVERY.saturating_mul(part) / 1_000) => {}
+                seen = self.newest.wait_for(Option::is_some) => if seen.is_err() { return },
+            }
+        }
+        // The first sample is news for the loop of reports.
+        self.newest.mark_changed();
     }
 
     /// One report and its answer.
@@ -95,7 +122,18 @@ impl Link {
 
     /// Takes the orders in an answer. They end with an answer that is none.
     fn take_orders(&self, answer: &ExtenderAnswer) {
-        let AgentNode { mig, limits, .. } = &*self.node;
+        let AgentNode { mig, limits, gate, .. } = &*self.node;
+        if let Some(gate) = gate {
+            match answer {
+                ExtenderAnswer::Reply(reply) => {
+                    gate.learn(self.number, reply.close_library.clone())
+                }
+                ExtenderAnswer::SessionExpired => {}
+                ExtenderAnswer::Refused { .. } | ExtenderAnswer::Away { .. } => {
+                    gate.lose(self.number);
+                }
+            }
+        }
         match answer {
             ExtenderAnswer::Reply(reply) if self.session.obeys(reply) => {
                 let now = self.clock.now();

@@ -151,6 +151,7 @@ impl Agent {
             news: Notify::new(),
             mig: self.config.mig.clone(),
             limits: self.config.limits.clone(),
+            gate: self.config.gate.clone(),
         });
         let (samples, newest) = watch::channel(None);
         self.nodes.push(Reported { node: Arc::clone(&node), newest });

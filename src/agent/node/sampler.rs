@@ -158,6 +158,7 @@ impl<P: Probe + 'static> Sampler<P> {
                 () = self.node.news.notified() => {}
                 () = self.node.mig_changed() => return,
                 () = self.node.limits_ordered() => return,
+                () = self.node.gate_changed() => return,
             }
         }
     }
@@ -175,7 +176,10 @@ impl<P: Probe + 'static> Sampler<P> {
             if left.is_zero() {
                 return;
             }
-            tokio::time::sleep(left.min(LOOK_EVERY)).await;
+            tokio::select! {
+                () = tokio::time::sleep(left.min(LOOK_EVERY)) => {}
+                () = self.node.gate_changed() => return,
+            }
             if self.look() {
                 self.cadence.learn_failure(None); // what failed before says nothing about it
                 return;
@@ -249,6 +253,9 @@ impl<P: Probe + 'static> Sampler<P> {
         }
         let node = &self.node.name;
         match &logged {
+            LoggedState { failure: Some(ProbeError::Closed { why }), .. } => {
+                tracing::info!(%node, why, "NVIDIA's library is closed, no GPU takes new tenants");
+            }
             LoggedState { failure: Some(error), .. } => {
                 tracing::error!(%node, %error, "the GPUs cannot be read, none takes new tenants");
                 if matches!(error, ProbeError::LibraryMissing { .. }) {

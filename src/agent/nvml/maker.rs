@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
+use crate::gpu::library_gate::LibraryGate;
 use crate::gpu::sample::ProbeError;
 use crate::mig::attempts::Attempts;
 use crate::mig::on_demand::MigOnDemand;
@@ -37,6 +38,8 @@ pub struct MigMaker {
     attempts: Attempts,
     profiles: KnownProfiles,
     adoption: Adoption,
+    /// Whether the library may be open; without one it may.
+    gate: Option<LibraryGate>,
     /// The devices that kubelet hands out, once these are known.
     of_kubelet: watch::Receiver<Option<BTreeSet<String>>>,
 }
@@ -79,6 +82,7 @@ impl MigMaker {
             attempts: Attempts::default(),
             profiles: KnownProfiles::new(),
             adoption: Adoption::Done,
+            gate: None,
             of_kubelet,
         }
     }
@@ -87,6 +91,16 @@ impl MigMaker {
     #[must_use]
     pub fn adopting(self) -> Self {
         Self { adoption: Adoption::All, ..self }
+    }
+
+    /// Opens the library only while this allows it.
+    #[must_use]
+    pub fn with_gate(self, gate: LibraryGate) -> Self {
+        Self { gate: Some(gate), ..self }
+    }
+
+    fn is_closed(&self) -> bool {
+        self.gate.as_ref().is_some_and(|gate| gate.keeps_closed().is_some())
     }
 
     /// Runs forever.
@@ -116,6 +130,9 @@ impl MigMaker {
 
     /// Carries out what is ordered now. Returns the time until the next look.
     fn round(&mut self) -> Duration {
+        if self.is_closed() {
+            return LOOK_EVERY;
+        }
         if let Err(error) = self.adopt() {
             tracing::warn!(%error, "cannot take over MIG instances of others, trying again");
         }
@@ -124,6 +141,9 @@ impl MigMaker {
             Adoption::All | Adoption::Rest(_) => LOOK_EVERY,
         };
         loop {
+            if self.is_closed() {
+                return LOOK_EVERY;
+            }
             let orders = self.on_demand.orders();
             let has_orders = !orders.make.is_empty() || !orders.remove.is_empty();
             if !has_orders && self.on_demand.made().unfinished().is_empty() {
@@ -193,7 +213,7 @@ impl MigMaker {
             self.on_demand.note_failures(self.attempts.failures());
             self.attempts.hold_back(&mut plan, self.clock.now());
             for step in &plan.steps {
-                if self.on_demand.orders() != *orders {
+                if self.on_demand.orders() != *orders || self.is_closed() {
                     return Ok(RoundEnd::Overtaken);
                 }
                 match self.carry_out(&round, step) {

@@ -13,6 +13,7 @@ use nvml_wrapper::Nvml;
 
 use crate::gpu::health::{GpuEvent, GpuHealth};
 use crate::gpu::lent_limits::{Containers, LentLimits};
+use crate::gpu::library_gate::LibraryGate;
 use crate::gpu::sample::{Probe, ProbeError, ProcessSampling, Sample};
 use crate::mig::on_demand::MigOnDemand;
 use crate::mps::daemons::MpsDaemons;
@@ -52,6 +53,8 @@ pub struct NvmlProbe {
     on_demand: Option<MigOnDemand>,
     /// The limits that are ordered, if the agent sets any.
     lent_limits: Option<LentLimits>,
+    /// Whether the library may be open; without one it may.
+    gate: Option<LibraryGate>,
     /// The library while it is open.
     open: Option<Opened>,
     /// How long it stays open while a GPU is away.
@@ -101,6 +104,7 @@ impl NvmlProbe {
             mps: None,
             on_demand: None,
             lent_limits: None,
+            gate: None,
             open: None,
             reopen_after: REOPEN_AFTER,
             known,
@@ -133,6 +137,12 @@ impl NvmlProbe {
     #[must_use]
     pub fn ignoring(self, ignored_xids: BTreeSet<u64>) -> Self {
         Self { ignored_xids, ..self }
+    }
+
+    /// The same probe, which opens the library only while this allows it.
+    #[must_use]
+    pub fn with_gate(self, gate: LibraryGate) -> Self {
+        Self { gate: Some(gate), ..self }
     }
 
     /// Sets the limits of memory that are ordered.
@@ -453,6 +463,10 @@ impl NvmlProbe {
         processes: ProcessSampling,
         now: Timestamp,
     ) -> Result<Sample, ProbeError> {
+        if let Some(why) = self.gate.as_ref().and_then(LibraryGate::keeps_closed) {
+            self.open = None;
+            return Err(ProbeError::Closed { why });
+        }
         let mut open = match self.open.take() {
             Some(open) => open,
             None => self.open(now)?,

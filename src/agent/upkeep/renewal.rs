@@ -68,6 +68,10 @@ impl Renewals {
         refused_for: Duration,
         now: Timestamp,
     ) -> Option<Renewal> {
+        if matches!(failure, Some(ProbeError::Closed { .. })) {
+            self.refused_since = None; // what appeared meanwhile counts once the library may be open
+            return None;
+        }
         let has_appeared = std::mem::take(&mut self.has_appeared);
         let is_refused = failure.is_some_and(ProbeError::is_of_start);
         self.refused_since = is_refused.then(|| self.refused_since.unwrap_or(now));
@@ -133,6 +137,10 @@ mod tests {
         assert!(!renewals.look(Some(false)) && renewals.look(Some(true)));
         assert_eq!(settle(&mut renewals, &ProbeError::DriverNotLoaded), None, "it has a library");
         assert_eq!(settle(&mut renewals, &missing()), None, "that was another time");
+        let closed = ProbeError::Closed { why: "upgrade".to_owned() };
+        assert!(!renewals.look(Some(false)) && renewals.look(Some(true)));
+        assert_eq!(settle(&mut renewals, &closed), None, "not while the driver is replaced");
+        assert_eq!(settle(&mut renewals, &missing()), Some(Renewal::ModuleAppeared));
         let mut there = Renewals::default();
         assert!(!there.look(Some(true)));
         assert_eq!(settle(&mut there, &missing()), None, "no loop");

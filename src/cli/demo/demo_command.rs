@@ -370,6 +370,7 @@ async fn live(
             mig: None,
             limits: None,
             upkeep: Upkeep::default(),
+            gate: None,
         };
         let never = std::future::pending();
         let ended = match kubelet {

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::extract::{Extension, Request, State};
-use axum::http::{StatusCode, header};
+use axum::http::{Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use dashmap::DashMap;
@@ -74,13 +74,13 @@ impl AgentAccess {
         authorization: Option<&str>,
         address: IpAddr,
         node: &str,
-    ) -> Result<(), AgentRefusal> {
+    ) -> Result<Arc<AgentPod>, AgentRefusal> {
         let pod = self.tokens.agent(authorization, address).await?;
         if pod.node != node {
             let (runs_on, node) = (pod.node.clone(), node.to_owned());
             return Err(AgentRefusal::OtherNode { runs_on, node });
         }
-        self.take(&pod)
+        Ok(pod)
     }
 
     /// Takes the pod as the one that reports for its node from now on. While that node is heard of, only
@@ -106,7 +106,7 @@ impl AgentAccess {
     }
 }
 
-/// Passes a report on if its agent runs on that node.
+/// Passes a report or a question on if its agent runs on that node.
 pub(crate) async fn prove(
     State(access): State<Arc<AgentAccess>>,
     Extension(PeerAddress(address)): Extension<PeerAddress>,
@@ -116,7 +116,11 @@ pub(crate) async fn prove(
 ) -> Response {
     let authorization = request.headers().get(header::AUTHORIZATION);
     let authorization = authorization.and_then(|value| value.to_str().ok());
-    match access.check(authorization, address, &node).await {
+    let checked = access.check(authorization, address, &node).await;
+    // A question changes nothing: not even who reports from now on.
+    let is_question = request.method() == Method::GET;
+    let checked = checked.and_then(|pod| if is_question { Ok(()) } else { access.take(&pod) });
+    match checked {
         Ok(()) => next.run(request).await,
         Err(error) => {
             let app = &access.app;

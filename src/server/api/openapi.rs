@@ -44,6 +44,7 @@ use wire::api::page::NodeCell;
         server::preempt,
         server::bind_pod,
         server::take_report,
+        server::library,
         replicas::bindings,
         replicas::join,
         server::alive,

@@ -1,4 +1,5 @@
-//! `PUT /v1/nodes/{node}/report`: decodes, hands over to the ledger, encodes.
+//! `PUT /v1/nodes/{node}/report`: decodes, hands over to the ledger, encodes. And the question whether an agent may
+//! open NVIDIA's library.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use engine::ledger::change::reports::ReportRefusal;
 use engine::ledger::query::queries::PromisedSpots;
 use engine::ledger::query::reading::Readiness;
 use engine::model::isolation::Rules;
-use engine::model::node_state::InstanceOrders;
+use engine::model::node_state::{InstanceOrders, NodeReporting};
 use engine::scoring::lent_memory::OrderedLimits;
 use engine::usage::node_details::DetailsReport;
 use kube_api::protocol::messages::to_json;
@@ -23,7 +24,8 @@ use wire::api::error::{Error, ErrorReason};
 use wire::api::kind::{ApiVersion, ReplyKind};
 use wire::ids::{DeviceId, PodUid};
 use wire::report::bodies::{
-    GpuLimits, LimitOrders, MakeInstance, MigOrders, MigPromise, Outcome, PodLimit, Reply,
+    GpuLimits, LibraryAnswer, LimitOrders, MakeInstance, MigOrders, MigPromise, Outcome, PodLimit,
+    Reply,
 };
 use wire::report::report_limits::MAX_MIG_PROMISES;
 use wire::units::Timestamp;
@@ -79,6 +81,7 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
                 allocations: allocations.map(|held| held.iter().map(allocation).collect()),
                 mig_orders: mig_orders(app, node),
                 memory_limits: limit_orders(app, node),
+                close_library: app.ledger.closes_library(node),
             };
             (StatusCode::OK, to_json(&reply))
         }
@@ -107,6 +110,20 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
             refuse(status, &refusal.to_string(), reason)
         }
     }
+}
+
+/// Status and JSON body of the answer to an agent that asks whether it may open the library. It changes nothing.
+pub fn library(app: &App, node: &str) -> (StatusCode, Vec<u8>) {
+    if !app.ledger.is_listed() {
+        return refuse(StatusCode::SERVICE_UNAVAILABLE, "nodes are not listed yet", None);
+    }
+    // Its Node object is there before an agent is. A watch that is behind does not know its labels.
+    if app.ledger.node(node).is_none_or(|known| known.state() == NodeReporting::Gone) {
+        let error = format!("node `{node}` is not known yet");
+        return refuse(StatusCode::SERVICE_UNAVAILABLE, &error, None);
+    }
+    let close_library = app.ledger.closes_library(node);
+    (StatusCode::OK, to_json(&LibraryAnswer { close_library, ..LibraryAnswer::default() }))
 }
 
 /// Without the orders of another leader that an agent obeys: their numbers mean nothing here.

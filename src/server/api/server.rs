@@ -139,6 +139,7 @@ fn at_most(bytes: usize) -> DefaultBodyLimit {
 fn agent_routes() -> Router<Service> {
     Router::new()
         .route("/v1/nodes/{node}/report", put(take_report).layer(at_most(bodies::MAX_BODY_BYTES)))
+        .route("/v1/nodes/{node}/library", get(library))
 }
 
 /// Routes for Prometheus and operators. Each replica answers them itself.
@@ -474,6 +475,22 @@ pub(crate) async fn take_report(
         json(status, body)
     });
     answer.await.unwrap_or_else(|refused| refused)
+}
+
+/// Whether the agent of a node may open NVIDIA's library. It asks so before its first report.
+#[utoipa::path(get, path = "/v1/nodes/{node}/library", operation_id = "getLibrary", tag = "agents", params(
+    ("node" = String, Path, description = "Name of the node."),
+), responses(
+    (status = 200, description = "Whether it may be open.", body = bodies::LibraryAnswer),
+    (status = 400, description = "No node can have this name.", body = Error),
+    (status = 503, description = "The node is not listed yet: try again later.", body = Error),
+))]
+pub(crate) async fn library(State(service): State<Service>, ReadPath(node): ReadPath) -> Response {
+    if node.len() > LONGEST_NAME {
+        return too_long("node", LONGEST_NAME);
+    }
+    let (status, body) = reports::library(&service.app, &node);
+    json(status, body)
 }
 
 /// Changes the log level while the extender runs.

@@ -30,6 +30,7 @@ kinds! {
     LogLevelKind: LogLevel,
     ReportKind: Report,
     ReplyKind: Reply,
+    LibraryAnswerKind: LibraryAnswer,
     StateKind: State,
     WaitingPodListKind: WaitingPodList,
     ExplanationKind: Explanation,

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::api::condition::{AddressingMode, DeviceFault, MpsState};
-use crate::api::kind::{ApiVersion, ReplyKind, ReportKind};
+use crate::api::kind::{ApiVersion, LibraryAnswerKind, ReplyKind, ReportKind};
 use crate::api::state::{DeviceKind, MigPlacement, Neighbor};
 use crate::json_object;
 
@@ -28,6 +28,11 @@ pub const MAX_BODY_BYTES: usize = 8 << 20;
 /// The path of a node's reports; Kubernetes node names need no escaping.
 pub fn report_path(node: &str) -> String {
     format!("/v1/nodes/{node}/report")
+}
+
+/// Where the agent of a node asks whether it may open NVIDIA's library.
+pub fn library_path(node: &str) -> String {
+    format!("/v1/nodes/{node}/library")
 }
 
 /// One report of an agent about its node.
@@ -422,6 +427,24 @@ pub struct Reply {
         skip_serializing_if = "Option::is_none"
     )]
     pub memory_limits: Option<LimitOrders>,
+    /// Why the agent is to close NVIDIA's library and to keep it closed, as label and value of its
+    /// Node object. Left out: the library may be open. Every replica says what it knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub close_library: Option<String>,
+}
+
+/// Whether the agent of a node may open NVIDIA's library: what an agent asks that has nothing to
+/// report yet.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LibraryAnswer {
+    /// Version of this body.
+    pub api_version: ApiVersion,
+    /// `LibraryAnswer`.
+    pub kind: LibraryAnswerKind,
+    /// As in a reply.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub close_library: Option<String>,
 }
 
 /// The limits that the driver is to have for pods that may use more memory than they request.

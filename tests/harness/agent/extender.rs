@@ -23,6 +23,7 @@ use server::views::viewer::Viewer;
 use server::views::{explain, state as state_view};
 use tokio::runtime::Runtime;
 use tower::ServiceExt;
+use wire::driver_work::{DriverWork, MigChange, UpgradeState};
 use wire::ids::{DeviceId, NodeName, PodUid, PoolName};
 use wire::units::{Demand, HostAmount, MemMib, Share};
 
@@ -54,7 +55,8 @@ impl Extender {
         Self::start_as("127.0.0.1:0", Config::from_yaml(text).unwrap())
     }
 
-    fn start_at(address: &str) -> Self {
+    /// Starts one at this address.
+    pub(crate) fn start_at(address: &str) -> Self {
         Self::start_as(address, Config::default())
     }
 
@@ -134,6 +136,13 @@ impl Extender {
             moves: MoveFact::default(),
             tenure: Tenure::default(),
         }
+    }
+
+    /// The watch shows that NVIDIA's tools do this with the driver of the node.
+    pub(crate) fn see_work(&self, upgrade: &str, mig: &str) {
+        let upgrade = UpgradeState::ALL.into_iter().find(|state| state.value() == upgrade);
+        let mig = MigChange::ALL.into_iter().find(|change| change.value() == mig);
+        self.app.ledger.see_driver_work(&NodeName::new("n"), DriverWork { upgrade, mig });
     }
 
     /// The node as `/v1/state` shows it.

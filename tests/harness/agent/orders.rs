@@ -95,6 +95,7 @@ async fn take(
         allocations: Some(Vec::new()),
         mig_orders: told.orders.clone(),
         memory_limits: None,
+        close_library: None,
     })
 }
 

@@ -119,6 +119,7 @@ async fn take(
         allocations: (!is_known).then(|| bed.allocations.clone()),
         mig_orders: None,
         memory_limits: None,
+        close_library: None,
     })
     .into_response()
 }
@@ -179,6 +180,7 @@ impl Agent {
             mig: None,
             limits: None,
             upkeep: Upkeep::default(),
+            gate: None,
         };
         Self(tokio::spawn(async move {
             run_fleet(&config, &fleet, std::future::pending()).await.unwrap();
@@ -373,6 +375,7 @@ async fn a_node_without_driver_stays_silent_and_stops_on_signal() {
         mig: None,
         limits: None,
         upkeep: Upkeep::default(),
+        gate: None,
     };
     let probe = NvmlProbe::new(Some("/nowhere/libnvidia-ml.so.1".into()), PodsByProcess::new("/"));
     let stop = tokio::time::sleep(Duration::from_millis(200));

@@ -30,6 +30,7 @@ fn reply(session: u64, outcome: Outcome) -> Reply {
         allocations: Some(Vec::new()),
         mig_orders: None,
         memory_limits: None,
+        close_library: None,
     }
 }
 

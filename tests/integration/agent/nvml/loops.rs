@@ -51,6 +51,7 @@ impl Loops {
             mig: None,
             limits,
             upkeep: Upkeep::default(),
+            gate: None,
         };
         threads.spawn(async move {
             run_node(&config, "n", probe, std::future::pending()).await.unwrap();

@@ -91,6 +91,7 @@ impl Agent {
             mig: Some(mig.clone()),
             limits: None,
             upkeep: Upkeep::default(),
+            gate: None,
         };
         let probe = bed.probe().with_mig(mig.clone());
         let (_, kubelets) = tokio::sync::watch::channel(Some(BTreeSet::new()));

@@ -50,6 +50,10 @@ pub mod doctor {
         pub(crate) mod handshake;
     }
     pub(crate) mod nodes;
+    /// Objects of NVIDIA's GPU Operator.
+    pub(crate) mod operator {
+        pub(crate) mod driver_upgrades;
+    }
     pub(crate) mod admission;
     pub(crate) mod cluster_facts;
     pub(crate) mod checks;

@@ -20,6 +20,7 @@ use crate::doctor::admission::{Policy, of_certificates, own, shipped, trial};
 use crate::doctor::finding::{Findings, short};
 use crate::doctor::nodes::{ClusterFleet, Reports};
 use crate::doctor::objects::{NodeSummary, OwnPod, WorkloadSummary};
+use crate::doctor::operator::driver_upgrades::OperatorFacts;
 use crate::doctor::parts::configuration;
 use crate::doctor::proof::certificates::{Served, ShownFiles, Trust};
 use crate::doctor::proof::handshake::{Door, chain};
@@ -113,6 +114,7 @@ pub(crate) struct ClusterFacts {
     /// Whether the extender has the rights that it needs.
     pub(crate) rights: Vec<(NeededRight, Read<ReviewAnswer>)>,
     pub(crate) fleet: ClusterFleet,
+    pub(crate) operator: OperatorFacts,
     pub(crate) service: Read<Service>,
     pub(crate) user_pods: UserPods,
     pub(crate) admission: AdmissionFacts,
@@ -173,6 +175,7 @@ impl ClusterFacts {
         let rights = rights_of(plan, &account, config.as_ref()).await;
         step("nodes, agents and their reports");
         let fleet = fleet(plan, &places, config.as_ref()).await;
+        let operator = OperatorFacts::read(reader).await;
         let service = plan.own(&rights::SERVICES, "gpupack");
         step("runtime, quotas and events");
         let user_pods = UserPods::read(plan, config.as_ref(), &fleet).await;
@@ -208,6 +211,7 @@ impl ClusterFacts {
             lease,
             rights,
             fleet,
+            operator,
             user_pods,
             api_service,
             certificates,

@@ -30,6 +30,10 @@ const MIG_CONFIG: &str = "nvidia.com/mig.config";
 /// Label of the GPU Operator: whether MIG Manager runs on the node.
 const MIG_OPERAND: &str = "nvidia.com/gpu.deploy.mig-manager";
 
+/// Label of the GPU Operator, from 26.7 on: whether pods of others that have the driver open may run. It takes the value
+/// away while it replaces the driver or divides GPUs, and waits until the pods of a DaemonSet that selects it are gone.
+pub(crate) const CLIENTS: &str = "nvidia.com/gpu.deploy.client";
+
 /// A Deployment or a DaemonSet.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct WorkloadSummary {
@@ -169,6 +173,8 @@ pub(crate) struct NodeSummary {
     pub(crate) mig_state: String,
     /// Whether MIG Manager is there, or is to divide its GPUs.
     pub(crate) has_mig_manager: bool,
+    /// Whether the GPU Operator stops pods there that have the driver open, before it replaces that.
+    pub(crate) stops_clients: bool,
     /// Whether gpupack makes MIG instances in its pool.
     pub(crate) is_divided: bool,
     /// Whether gpupack restarts containers of its pool: it lends.
@@ -206,6 +212,7 @@ impl NodeSummary {
             mig_profiles: profiles.map(str::to_owned).collect(),
             mig_state: label(MIG_STATE),
             has_mig_manager,
+            stops_clients: labels.contains_key(CLIENTS),
             is_divided: pool.is_some_and(|rule| rule.mig.makes()),
             moves_pods: pool.is_some_and(|rule| rule.borrow != Borrow::None),
             kubelet: status.node_info.map(|info| info.kubelet_version).unwrap_or_default(),
@@ -278,6 +285,7 @@ mod tests {
         ] {
             assert_eq!(node(labels.clone(), json!({})).has_mig_manager, expected, "{labels}");
         }
+        assert!(node(json!({"nvidia.com/gpu.deploy.client": "paused"}), json!({})).stops_clients);
         let of_pool = |pool: &str| node(json!({"gpupack.dev/pool": pool}), json!({}));
         assert!(of_pool("p").is_divided);
         let moves_pods = ["p", "lends", ""].map(|pool| of_pool(pool).moves_pods);

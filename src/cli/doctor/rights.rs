@@ -41,6 +41,12 @@ pub(crate) static POLICIES: ObjectPath =
     ObjectPath::all(ADMISSION, "v1", "validatingadmissionpolicies");
 pub(crate) static BINDINGS: ObjectPath =
     ObjectPath::all(ADMISSION, "v1", "validatingadmissionpolicybindings");
+pub(crate) static CLUSTER_POLICIES: ObjectPath =
+    ObjectPath::all("nvidia.com", "v1", "clusterpolicies");
+pub(crate) static NVIDIA_DRIVERS: ObjectPath =
+    ObjectPath::all("nvidia.com", "v1alpha1", "nvidiadrivers");
+pub(crate) static GPU_CLUSTERS: ObjectPath =
+    ObjectPath::all("nvidia.com", "v1alpha1", "gpuclusters");
 static API_SERVICES: ObjectPath = ObjectPath::all("apiregistration.k8s.io", "v1", "apiservices");
 
 /// The queries as a resource of the API server.
@@ -70,6 +76,9 @@ pub(crate) fn needed(Places { system, agents, .. }: &Places) -> Vec<ObjectPath> 
         EVENTS.clone(),
         ALL_QUOTAS.clone(),
         CLASSES.clone(),
+        CLUSTER_POLICIES.clone(),
+        NVIDIA_DRIVERS.clone(),
+        GPU_CLUSTERS.clone(),
         SECRETS.within(system).named("gpupack-webhook-tls"),
         SECRETS.within(system).named("gpupack-extender-tls"),
     ]

@@ -26,6 +26,8 @@ const NOT_ASKED: &str = "see why the webhook is not asked: matchConditions and n
 const UPGRADE: &str = "helm upgrade with the chart of this program's release, or deploy/render and kubectl apply -f \
      deploy/{2}";
 const MAKER: &str = "see who makes it: Certificates in docs/install.md; where gpupack does, the leader's log says why not";
+const UPGRADE_BY_HAND: &str = "let upgrades wait for labels of these pods (waitForCompletion.podSelector), or drain \
+     each node yourself while it is upgraded: docs/platforms.md#driver-upgrades";
 const RENEWAL: &str = "see why it was not renewed: the log of the leader, or `kubectl describe certificate` \
      with cert-manager; if the CA of gpupack ends, replace it: docs/install.md#replace-the-ca";
 
@@ -208,15 +210,34 @@ table! {
             => "turn off NVIDIA's device plugin there: kubectl label node {1} \
                 nvidia.com/gpu.deploy.device-plugin=false --overwrite";
         MIG_CHANGES Warning "MIG Manager is changing {#node}: {..}"
-            => "wait until nvidia.com/mig.config.state is `success`";
+            => "wait until nvidia.com/mig.config.state is `success`; it evicts no pod of gpupack: delete those that are \
+                left there, or drain the node";
         MIG_FAILED Warning "MIG Manager failed on {#node}: {..}"
-            => "read its log there; it cannot change a GPU that pods use";
+            => "read its log there; it cannot change a GPU that pods use, and evicts no pod of gpupack: drain the node \
+                first";
         MIG_MANAGED Problem "MIG Manager may change {#node} whose MIG instances gpupack makes: {..}"
             => "turn MIG Manager off there: kubectl label node {0} nvidia.com/gpu.deploy.mig-manager=false \
                 nvidia.com/mig.config- --overwrite";
         DRA_OWNS Problem "NVIDIA's DRA driver gives out the GPUs of {#node} of gpupack: {..}"
             => "keep the DRA driver off gpupack's nodes (its kubelet plugin has a nodeSelector)";
         OWNERS_OK Good "only gpupack gives out the GPUs of its nodes";
+    }
+    "driver upgrades" {
+        CLUSTER_POLICY Unread "the ClusterPolicy of the GPU Operator";
+        NVIDIA_DRIVER Unread "the NVIDIADrivers of the GPU Operator";
+        GPU_CLUSTER Unread "the GPUCluster of the GPU Operator";
+        NO_DRAIN Warning "{..}: drivers are upgraded automatically without a drain. Only pods that request \
+            nvidia.com/gpu are evicted, so an upgrade hangs on pods of gpupack that request by annotation"
+            => UPGRADE_BY_HAND;
+        LATE_DRAIN Warning "{..}: drivers are upgraded automatically, and the drain follows only where evicting pods \
+            that request nvidia.com/gpu has failed: an upgrade hangs on pods of gpupack that request by annotation"
+            => UPGRADE_BY_HAND;
+        UPGRADES_WAIT Good "{..}: drivers are upgraded once the pods with the labels of waitForCompletion have ended; \
+            all pods of gpupack that request by annotation need these";
+        NO_UPGRADES Good "{..}: drivers are not upgraded automatically";
+        IS_GPU_CLUSTER Warning "NVIDIA's DRA driver gives out GPUs (GPUCluster {..})"
+            => "keep gpupack's nodes out of it: a node has one owner; and set no agents.nodeSelector \
+                nvidia.com/gpu.deploy.client, which the GPU Operator does not label there";
     }
     "versions" {
         NO_IMAGE NotChecked "no image of gpupack is known" => "see the checks above";

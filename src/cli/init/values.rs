@@ -6,9 +6,10 @@ use std::fmt::Write as _;
 use crate::base::failure::clean;
 use crate::base::reader::{Read, Unread};
 use crate::doctor::finding::{count, lines, names, short};
+use crate::doctor::objects::CLIENTS;
 use crate::doctor::parts::kubernetes;
 use crate::doctor::scheduler_file::SchedulerFile;
-use crate::init::found_cluster::{Cluster, Platform, Taint};
+use crate::init::found_cluster::{Cluster, FoundNode, Platform, Taint};
 use crate::init::memory_limit::choose;
 use kube_api::config::values::is_key_of_kubernetes;
 use kube_api::request::resources::MIG_PREFIX;
@@ -355,6 +356,7 @@ fn agents(sheet: &mut Sheet, cluster: &Cluster) {
     if cluster.platform() == Platform::Gke {
         section.line(&format!("  priorityClassName: {OWN_CLASS}"));
     }
+    clients(&mut section, cluster);
     let taints = cluster.gpu_nodes().flat_map(|node| &node.taints);
     let taints: BTreeSet<&Taint> = taints.filter(|taint| is_left_to_users(taint)).collect();
     if !taints.is_empty() {
@@ -391,6 +393,35 @@ fn agents(sheet: &mut Sheet, cluster: &Cluster) {
         section.line("  metrics: true");
     }
     open(sheet, "agents", &section);
+}
+
+/// The label by which the GPU Operator stops agents while it replaces a driver. It labels nodes from 26.7 on, but
+/// those of a GPUCluster. A selector that some node lacks would leave that one without an agent.
+fn clients(section: &mut Sheet, cluster: &Cluster) {
+    let (with, without): (Vec<&FoundNode>, Vec<&FoundNode>) =
+        cluster.gpu_nodes().partition(|node| node.seen.stops_clients);
+    if with.is_empty() {
+        return;
+    }
+    if without.is_empty() {
+        section.note(
+            2,
+            "The GPU Operator is of 26.7 or newer: it stops the agent of a node before it replaces the driver or \
+             divides GPUs there, and starts it again.",
+        );
+        section.line(&format!("  nodeSelector:\n    {CLIENTS}: \"true\""));
+        return;
+    }
+    let lacking: Vec<&str> = without.iter().map(|node| node.seen.name.as_str()).collect();
+    section.note(
+        2,
+        &format!(
+            "nodeSelector: the GPU Operator is of 26.7 or newer, but {} with GPUs without its label {CLIENTS}: {}. \
+             Agents close the driver themselves while it is replaced; without that label they run on all nodes.",
+            count(lacking.len(), "node"),
+            names(&lacking)
+        ),
+    );
 }
 
 fn monitoring(sheet: &mut Sheet, cluster: &Cluster) {

@@ -135,7 +135,29 @@ fn replace(map: &str, file: &str, from: &str, to: &str, fake: &FakeCluster) {
 }
 
 /// What breaks, the check that names it, a part of what it says, and a part of the fix.
-const BREAKS: [(Break, &str, &str, &str); 23] = [
+const BREAKS: [(Break, &str, &str, &str); 25] = [
+    (
+        |fake| {
+            let policy = json!({"autoUpgrade": true, "drain": {"enable": false}});
+            let spec = json!({"driver": {"upgradePolicy": policy}});
+            let policy = json!({"metadata": {"name": "cluster-policy"}, "spec": spec});
+            let path = "/apis/nvidia.com/v1/clusterpolicies";
+            fake.answer(path, 200, &json!({"items": [policy]}));
+        },
+        "driver upgrades",
+        "ClusterPolicy cluster-policy: drivers are upgraded automatically without a drain",
+        "waitForCompletion",
+    ),
+    (
+        |fake| {
+            let driver = json!({"metadata": {"name": "l4"}, "spec": {"upgradePolicy": {"drain": {"enable": true}}}});
+            let path = "/apis/nvidia.com/v1alpha1/nvidiadrivers";
+            fake.answer(path, 200, &json!({"items": [driver]}));
+        },
+        "driver upgrades",
+        "NVIDIADriver l4: drivers are upgraded automatically, and the drain follows only",
+        "docs/platforms.md#driver-upgrades",
+    ),
     (
         |fake| {
             let lent = "policy: fragmentation\npools: {a: {borrow: compute}}";
@@ -556,7 +578,7 @@ async fn without_an_answer_it_says_so() {
     fake.answer(REVIEWS, 201, &json!({"status": {"allowed": false}}));
     let (code, checks) = diagnosed(&fake, &[]).await;
     assert_eq!((code, checks.len()), (Some(3), 2), "{checks:#?}");
-    assert!(checks[1].found.contains("none of the 22 rights"), "{checks:#?}");
+    assert!(checks[1].found.contains("none of the 25 rights"), "{checks:#?}");
     let fake = FakeCluster::empty();
     fake.answer_text("/version", refusal(401, "Unauthorized"));
     let config = kubeconfig(&folder, &format!("http://{}", fake.serve().await));

@@ -135,6 +135,23 @@ fn values_follow_from_what_was_found() {
 }
 
 #[test]
+fn the_gpu_operator_stops_agents_where_it_labels_every_gpu_node() {
+    let of = |labeled: &[&str]| {
+        let mut cluster = bare();
+        for node in cluster.nodes.iter_mut().flatten() {
+            node.seen.stops_clients = labeled.contains(&&*node.seen.name);
+        }
+        let (text, found) = read(&cluster);
+        (text, found["agents"]["nodeSelector"].clone())
+    };
+    assert_eq!(of(&[]).1, Value::Null, "an operator before 26.7, or none");
+    assert_eq!(of(&["a", "b"]).1, json!({"nvidia.com/gpu.deploy.client": "true"}));
+    let (text, selector) = of(&["a"]);
+    assert_eq!(selector, Value::Null, "node b would have no agent");
+    assert!(text.contains("1 node with GPUs without its label") && text.contains(": b."), "{text}");
+}
+
+#[test]
 fn what_is_not_known_is_a_comment_and_nothing_hostile_gets_out() {
     let (text, found) = read(&closed());
     let keys: Vec<&String> = found.as_object().unwrap().keys().collect();

@@ -222,6 +222,7 @@ impl Agent {
             mig_failures: Vec::new(),
             memory_limits: None,
             mig_promises: None,
+            containers: None,
         };
         let body = serde_json::to_vec(&report).expect("a report cannot fail");
         let answer = connection.call(Method::PUT, &report_path(&self.name), body).await;

@@ -15,6 +15,7 @@ pub mod processes {
     pub(crate) mod draining;
     pub(crate) mod watched;
     pub(crate) mod mounts;
+    pub(crate) mod driver_mounts;
 }
 
 /// The daemons of NVIDIA MPS.

@@ -1,5 +1,7 @@
 //! What an agent sees on a device and of the driver, apart from what the device is.
 
+use std::collections::BTreeMap;
+
 use crate::api::condition::{DeviceFault, MpsState};
 use crate::device::Health;
 use crate::ids::{DeviceId, PodUid};
@@ -63,6 +65,18 @@ pub struct Driver {
     /// Whether its module `nvidia-uvm`, without which CUDA fails, is certainly not loaded.
     pub lacks_uvm: bool,
 }
+
+/// What an agent saw of a container of a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StartedContainer {
+    /// Whether a library of the driver is mounted in it.
+    pub has_driver: bool,
+    /// Whether it began before the agent, which has the driver.
+    pub is_older: bool,
+}
+
+/// What an agent saw of the containers of pods, by pod and id.
+pub type StartedContainers = BTreeMap<PodUid, BTreeMap<String, StartedContainer>>;
 
 /// What is or was wrong with a device, and the state of its MPS daemon.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

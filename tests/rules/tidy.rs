@@ -252,6 +252,7 @@ fn agent_families() -> Vec<String> {
         draining: BTreeSet::new(),
         mig_failures: Vec::new(),
         memory_limits: None,
+        containers: [].into(),
     };
     let metrics = AgentMetrics::new();
     metrics.show_outdated("n", false);

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use crate::gpu::health::XidCounts;
 use wire::api::condition::DeviceFault;
 use wire::report::bodies::{
-    Allocation, AllocationState, DeviceReport, DeviceUse, DriverReport, LimitsInForce, MigFailure,
+    Allocation, AllocationState, ContainerReport, DeviceReport, DeviceUse, DriverReport,
+    LimitsInForce, MigFailure,
 };
 use wire::units::Timestamp;
 
@@ -46,6 +47,8 @@ pub struct Sample {
     pub mig_failures: Vec<MigFailure>,
     /// The limits of memory that are in force, if the agent sets any; set by the sampler.
     pub memory_limits: Option<LimitsInForce>,
+    /// The containers of pods that hold devices, each with whether it has the driver, as far as that is known.
+    pub containers: Arc<[ContainerReport]>,
 }
 
 impl Sample {

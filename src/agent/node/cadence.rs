@@ -185,6 +185,7 @@ mod tests {
             draining: BTreeSet::new(),
             mig_failures: Vec::new(),
             memory_limits: None,
+            containers: [].into(),
         }
     }
 

@@ -11,7 +11,7 @@ use crate::gpu::sample::{Sample, is_draining};
 use crate::node::cadence::MEMORY_STEP_MIB;
 use wire::api::kind::{ApiVersion, ReportKind};
 use wire::report::bodies::{
-    Allocation, DeviceReport, DeviceUse, DriverReport, Outcome, Reply, Report,
+    Allocation, ContainerReport, DeviceReport, DeviceUse, DriverReport, Outcome, Reply, Report,
 };
 use wire::units::Timestamp;
 
@@ -74,6 +74,10 @@ pub struct Session {
     sent_uses: Vec<DeviceUse>,
     /// The use in the last report, if that was accepted.
     known_uses: Option<Vec<DeviceUse>>,
+    /// The containers in the last report, until it is answered.
+    sent_containers: Option<Arc<[ContainerReport]>>,
+    /// The containers that the extender knows, in this session.
+    known_containers: Arc<[ContainerReport]>,
     /// Version of the allocations in the last reply of this session.
     allocations_version: Option<u64>,
     /// Draining pods, by the extender's last word, by UID.
@@ -108,6 +112,8 @@ impl Session {
             known: None,
             sent_uses: Vec::new(),
             known_uses: None,
+            sent_containers: None,
+            known_containers: Arc::default(),
             allocations_version: None,
             draining: BTreeSet::new(),
             failures: 0,
@@ -126,6 +132,7 @@ impl Session {
         let Some(known_uses) = &self.known_uses else { return true };
         sample.has_lists()
             || sample.has_unwatched_pods
+            || sample.containers != self.known_containers
             || awaits_orders(sample)
             || elapsed + period / 2 >= HEARTBEAT
             || !self.known.as_ref().is_some_and(|known| known.is_in(sample))
@@ -150,6 +157,11 @@ impl Session {
         let uses =
             uses.map(|seen| DeviceUse { processes: None, tenants: Vec::new(), ..seen.clone() });
         self.sent_uses = uses.collect();
+        let has_news = self.number.is_none() || sample.containers != self.known_containers;
+        let containers = Arc::clone(&sample.containers);
+        self.sent_containers = has_news.then_some(containers).filter(|all| {
+            self.number.is_some() || !all.is_empty() // a hello says nothing of none
+        });
         Report {
             api_version: ApiVersion::default(),
             kind: ReportKind::default(),
@@ -163,6 +175,7 @@ impl Session {
             mig_failures: sample.mig_failures.clone(),
             memory_limits: sample.memory_limits.clone(),
             mig_promises: None,
+            containers: self.sent_containers.as_ref().map(|all| all.to_vec()),
         }
     }
 
@@ -193,6 +206,7 @@ impl Session {
     pub fn settle(&mut self, answer: &ExtenderAnswer) -> Next {
         let sent = self.sent.take();
         let sent_uses = std::mem::take(&mut self.sent_uses);
+        let sent_containers = self.sent_containers.take();
         self.known_uses = None;
         match answer {
             ExtenderAnswer::Reply(reply) => {
@@ -208,11 +222,14 @@ impl Session {
                 if let (Outcome::Accepted, Some(sent)) = (reply.outcome, sent) {
                     self.known = Some(sent);
                 }
+                if let (Outcome::Accepted, Some(sent)) = (reply.outcome, sent_containers) {
+                    self.known_containers = sent;
+                }
                 Next::NextSample
             }
             ExtenderAnswer::SessionExpired => {
                 let was_hello = self.number.take().is_none();
-                self.known = None;
+                (self.known, self.known_containers) = (None, Arc::default());
                 if !was_hello {
                     return Next::NewSession;
                 }
@@ -222,7 +239,7 @@ impl Session {
             ExtenderAnswer::Refused { .. } => {
                 // Whatever was wrong, start again: the extender gets everything once more.
                 self.number = None;
-                self.known = None;
+                (self.known, self.known_containers) = (None, Arc::default());
                 Next::Pause(REFUSED_PAUSE)
             }
             ExtenderAnswer::Away { .. } => self.back_off(),

@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use nvml_wrapper::Nvml;
@@ -26,6 +27,7 @@ use crate::nvml::trouble::{Trouble, unless_unsupported};
 use crate::nvml::utilization::Utilization;
 use crate::nvml::{details, instances, library};
 use crate::processes::draining::Draining;
+use crate::processes::driver_mounts::DriverMounts;
 use crate::processes::pods::PodsByProcess;
 use crate::processes::watched::Watched;
 use wire::api::condition::DeviceFault;
@@ -69,6 +71,8 @@ pub struct NvmlProbe {
     draining: Draining,
     /// Processes whose end is seen without NVML.
     watched: Watched,
+    /// Which containers of pods that hold devices have the driver.
+    driver_mounts: DriverMounts,
 }
 
 /// The open library, and the state that is valid as long as it is open.
@@ -112,6 +116,7 @@ impl NvmlProbe {
             ignored_xids: BTreeSet::new(),
             draining,
             watched,
+            driver_mounts: DriverMounts::default(),
         }
     }
 
@@ -273,6 +278,7 @@ impl NvmlProbe {
             draining: BTreeSet::new(),
             mig_failures: Vec::new(),
             memory_limits: None,
+            containers: Arc::default(),
         }
     }
 
@@ -431,8 +437,9 @@ impl Probe for NvmlProbe {
         sample
     }
 
-    fn observe(&mut self, allocations: &[Allocation], _: Timestamp) {
+    fn observe(&mut self, allocations: &[Allocation], now: Timestamp) {
         self.draining.observe(allocations);
+        self.driver_mounts.observe(allocations, now);
         self.watched.observe(allocations);
     }
 
@@ -483,6 +490,8 @@ impl NvmlProbe {
         self.draining.complete(&mut sample.uses, &self.pods);
         self.watched.learn(&sample.uses, &self.pods);
         sample.has_unwatched_pods = self.watched.lacks_a_pod();
+        self.driver_mounts.look(&self.pods, now);
+        sample.containers = self.driver_mounts.reports().into();
         self.set_limits(&open, &sample.inventory, now);
         if let Some(daemons) = &self.mps {
             daemons.learn(&sample.inventory);

@@ -5,15 +5,19 @@
 //! any file system. Links are not in it: a path through a link counts as one without.
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::io::{ErrorKind, Read};
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 /// Most mounts on the way to a path; real ones have a handful.
 const MAX_MOUNTS_ON_PATH: usize = 100;
+
+/// How the names of the driver's libraries begin, one for compute and one for utilities. The names of the files that
+/// are mounted end with the version of the driver.
+const LIBRARIES: [&[u8]; 2] = [b"libcuda.so", b"libnvidia-ml.so"];
 
 /// The kernel's mark on a folder that was mounted and then removed. No other path has two slashes.
 const DELETED: &[u8] = b"//deleted";
@@ -87,6 +91,23 @@ impl Mounts {
         })
     }
 
+    /// Where the root of the process lies; `None` if it is no mount, as after `chroot`.
+    pub(crate) fn root(&self) -> Option<FilePlace> {
+        self.place(Path::new("/"))
+    }
+
+    /// Whether a library of NVIDIA's driver is mounted as a file: libcuda for compute, libnvidia-ml for utilities.
+    /// `None` if something else of NVIDIA is mounted, from which a program may take the driver: some platforms mount
+    /// a folder.
+    pub(crate) fn has_driver(&self) -> Option<bool> {
+        let points = || self.all().map(|mount| mount.point);
+        if points().any(|point| is_library(&point)) {
+            return Some(true);
+        }
+        let is_any = points().any(|point| contains(&point, b"nvidia"));
+        (!is_any).then_some(false)
+    }
+
     /// The mount of a path, searched from the outermost inwards: later mounts hide earlier ones.
     fn mount_of(&self, path: &Path) -> Option<Mount> {
         let mut on_path: Vec<Mount> =
@@ -126,6 +147,17 @@ impl Mount {
         let place = (!root.ends_with(DELETED)).then_some(place);
         point.is_absolute().then_some(Self { id, parent, place, point })
     }
+}
+
+/// Whether a path is that of a library which every use of a GPU needs.
+fn is_library(path: &Path) -> bool {
+    let name = path.file_name().map_or(b"" as &[u8], OsStr::as_bytes);
+    LIBRARIES.iter().any(|library| name.starts_with(library))
+}
+
+/// Whether a path has these bytes in it.
+fn contains(path: &Path, words: &[u8]) -> bool {
+    path.as_os_str().as_bytes().windows(words.len()).any(|part| part == words)
 }
 
 /// A path in the table, where blanks and the like are `\` and three octal digits.

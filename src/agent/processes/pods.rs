@@ -31,7 +31,7 @@ const MAX_GROUPS: usize = 4;
 const TICKS_PER_SECOND: u64 = 100;
 
 /// Most processes of a node among which containers are sought.
-const MAX_PROCESSES: usize = 65_536;
+pub(crate) const MAX_PROCESSES: usize = 65_536;
 
 /// A time since the boot of the host, in ticks of its process table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -180,6 +180,25 @@ pub fn pod_in_cgroup(text: &str) -> Option<PodUid> {
         .find_map(|path| path.split('/').find_map(pod_in_component))
 }
 
+/// The pod and the container named by the text of a `/proc/<pid>/cgroup` file. Runtimes name a container by 64
+/// hexadecimal digits: `<id>`, `crio-<id>.scope`, `…-pod<uid>.slice:cri-containerd:<id>`.
+pub(crate) fn container_in_cgroup(text: &str) -> Option<(PodUid, String)> {
+    let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+    paths.into_iter().find_map(|path| {
+        let mut parts = path.split('/').skip_while(|part| pod_in_component(part).is_none());
+        let of_pod = parts.next()?;
+        let inside = of_pod.split_once(':').map_or("", |(_, inside)| inside);
+        let id = std::iter::once(inside).chain(parts).find_map(container_in_component)?;
+        Some((pod_in_component(of_pod)?, id.to_owned()))
+    })
+}
+
+/// The container named by one component of a cgroup path.
+fn container_in_component(component: &str) -> Option<&str> {
+    let mut words = component.split(['-', '.', ':']);
+    words.find(|word| word.len() == 64 && word.chars().all(|c| c.is_ascii_hexdigit()))
+}
+
 /// The pod named by one component of a cgroup path: `pod<uid>` with cgroupfs,
 /// `…-pod<uid with underscores>.slice` with systemd.
 fn pod_in_component(component: &str) -> Option<PodUid> {
@@ -255,6 +274,34 @@ mod tests {
             PodsByProcess::new("/nowhere").containers_of(&BTreeSet::new()),
             Err(SetLimit::Failed)
         );
+    }
+
+    #[test]
+    fn the_container_is_found_in_every_form_of_path() {
+        let slice = format!("kubepods-pod{SLICE}.slice");
+        for text in [
+            format!("0::/kubepods.slice/{slice}/cri-containerd-{ID}.scope"),
+            format!("0::/kubepods.slice/{slice}/crio-{ID}.scope/container"),
+            format!("0::/kubepods/burstable/pod{UID}/{ID}/init.scope"),
+            format!("12:memory:/system.slice\n11:devices:/kubepods/pod{UID}/{ID}\n0::/"),
+            format!("1:name=systemd:/system.slice/containerd.service/{slice}:cri-containerd:{ID}"),
+            format!("0::/../../pod{UID}/{ID}"),
+        ] {
+            assert_eq!(
+                container_in_cgroup(&text),
+                Some((PodUid::new(UID), ID.to_owned())),
+                "{text}"
+            );
+        }
+        for text in [
+            format!("0::/kubepods/pod{UID}"),
+            format!("0::/kubepods/pod{UID}/crio-conmon"),
+            format!("0::/{ID}/kubepods/pod{UID}"),
+            format!("0::/system.slice/docker-{ID}.scope"),
+            String::new(),
+        ] {
+            assert_eq!(container_in_cgroup(&text), None, "{text}");
+        }
     }
 
     #[test]

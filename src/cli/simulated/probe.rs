@@ -171,6 +171,7 @@ pub(crate) fn sample_of(
         has_unwatched_pods: false,
         mig_failures: Vec::new(),
         memory_limits: None,
+        containers: [].into(),
         draining: BTreeSet::new(),
     }
 }

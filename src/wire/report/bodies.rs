@@ -95,6 +95,29 @@ pub struct Report {
         skip_serializing_if = "Option::is_none"
     )]
     pub mig_promises: Option<MigPromises>,
+    /// The containers of pods that hold devices here, as far as their mounts can be read: at the beginning of a
+    /// session, and after a change.
+    #[serde(
+        default,
+        deserialize_with = "json_object::optional_list",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub containers: Option<Vec<ContainerReport>>,
+}
+
+/// A container of a pod, and whether it got the driver when it was made. That never changes.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerReport {
+    /// UID of the pod.
+    pub pod_uid: String,
+    /// Its id in the container runtime, as the pod's status has it behind `://`.
+    pub id: String,
+    /// Whether `libcuda.so` or `libnvidia-ml.so` is mounted in it.
+    pub has_driver: bool,
+    /// Whether it began before this agent, which has the driver: where it has none, that is no sign for later ones.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_older: bool,
 }
 
 /// The MIG instances that a leader promised to pods which were not bound yet.

@@ -11,12 +11,14 @@ use crate::device::{DeviceDetails, Health};
 use crate::ids::{
     DeviceId, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE, MigProfile, ModelName, PodUid,
 };
-use crate::report::bodies::{DeviceReport, DeviceUse, DriverReport, ProcessUse};
+use crate::report::bodies::{ContainerReport, DeviceReport, DeviceUse, DriverReport, ProcessUse};
 use crate::report::mig;
 use crate::report::refusal::{ReportError, memory, text};
-use crate::report::report_limits::{MAX_NAME_BYTES, MAX_PROCESSES_PER_DEVICE, MAX_SM_COUNT};
+use crate::report::report_limits::{
+    MAX_CONTAINERS, MAX_NAME_BYTES, MAX_PROCESSES_PER_DEVICE, MAX_SM_COUNT,
+};
 use crate::seen;
-use crate::seen::{Condition, Driver, ReportedTenant};
+use crate::seen::{Condition, Driver, ReportedTenant, StartedContainer, StartedContainers};
 use crate::units::MemMib;
 
 /// Longest version of a driver in bytes; NVML's own buffer has 80.
@@ -226,6 +228,21 @@ pub fn tenants(
     Ok(all)
 }
 
+/// Checks which containers got the driver. What is too much is left out.
+pub fn containers(mut reported: Vec<ContainerReport>) -> Result<StartedContainers, ReportError> {
+    reported.truncate(MAX_CONTAINERS);
+    let mut by_pod = StartedContainers::new();
+    for ContainerReport { pod_uid, id, has_driver, is_older } in reported {
+        text("containers.podUid", &pod_uid, MAX_NAME_BYTES)?;
+        text("containers.id", &id, MAX_NAME_BYTES)?;
+        by_pod
+            .entry(PodUid::new(pod_uid))
+            .or_default()
+            .insert(id, StartedContainer { has_driver, is_older });
+    }
+    Ok(by_pod)
+}
+
 /// The fault, newest Xid and MPS state of the devices that have any of these.
 pub fn conditions(uses: &[DeviceUse]) -> Result<BTreeMap<DeviceId, Condition>, ReportError> {
     let mut all = BTreeMap::new();
@@ -430,6 +447,27 @@ mod tests {
         let older = r#"{"podUid":"p","limitMib":7,"isMpsClient":true}"#;
         let older: TenantReport = serde_json::from_str(older).unwrap();
         assert_eq!((older.is_mps_client, older.mps_limit_mib), (true, None));
+    }
+
+    #[test]
+    fn containers_are_named_by_pod_and_bounded() {
+        let container = |pod: &str, id: &str, has_driver| ContainerReport {
+            pod_uid: pod.to_owned(),
+            id: id.to_owned(),
+            has_driver,
+            is_older: !has_driver,
+        };
+        let started = |has_driver| StartedContainer { has_driver, is_older: !has_driver };
+        let id = "b2c0".repeat(16);
+        let all = containers(vec![container("p", &id, true), container("p", "c", false)]).unwrap();
+        let of_pod =
+            BTreeMap::from([(id.clone(), started(true)), ("c".to_owned(), started(false))]);
+        assert_eq!(all, StartedContainers::from([(PodUid::new("p"), of_pod)]));
+        for (pod, id) in [("", "c"), ("p", ""), ("p", "c\n"), ("p", &*(id.clone() + "0"))] {
+            assert!(containers(vec![container(pod, id, true)]).is_err(), "{pod} {id}");
+        }
+        let many = (0..9_999).map(|number| container("p", &number.to_string(), true)).collect();
+        assert_eq!(containers(many).unwrap()[&PodUid::new("p")].len(), MAX_CONTAINERS);
     }
 
     #[test]

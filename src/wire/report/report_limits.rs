@@ -21,5 +21,8 @@ pub const MAX_MIG_FAILURES: usize = 64;
 /// Most promised instances in a report: 16 GPUs with 7 instances each have fewer.
 pub const MAX_MIG_PROMISES: usize = 128;
 
+/// Most containers in a report: 16 GPUs with 30 pods of two containers each have fewer.
+pub const MAX_CONTAINERS: usize = 1024;
+
 /// Longest error of a failed order, in bytes.
 pub const MAX_MIG_ERROR_BYTES: usize = 512;

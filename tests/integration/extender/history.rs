@@ -260,6 +260,7 @@ fn scrapes(now: u64) -> String {
             draining: std::collections::BTreeSet::new(),
             mig_failures: Vec::new(),
             memory_limits: None,
+            containers: [].into(),
         };
         agent.show("gpu-a", &sample, &allocations);
         let scrape = String::from_utf8(agent.text()).unwrap();

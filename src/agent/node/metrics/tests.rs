@@ -21,6 +21,7 @@ fn sample(uses: Vec<DeviceUse>) -> Sample {
         draining: BTreeSet::new(),
         mig_failures: Vec::new(),
         memory_limits: None,
+        containers: [].into(),
     }
 }
 

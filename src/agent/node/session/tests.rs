@@ -17,6 +17,7 @@ fn sample(uuid: &str) -> Sample {
         draining: BTreeSet::new(),
         mig_failures: Vec::new(),
         memory_limits: None,
+        containers: [].into(),
     }
 }
 
@@ -368,4 +369,43 @@ fn a_sample_is_reported_if_it_shows_a_change_or_is_needed_otherwise() {
         session.settle(&answer);
         assert!(session.needs(&used(Some(1_000)), Duration::ZERO, second), "{answer:?}");
     }
+}
+
+#[test]
+fn containers_are_sent_once_in_each_session_and_after_a_change() {
+    let container = |id: &str| ContainerReport {
+        pod_uid: "p".to_owned(),
+        id: id.to_owned(),
+        has_driver: false,
+        is_older: false,
+    };
+    let of = |ids: &[&str]| Sample {
+        containers: ids.iter().map(|id| container(id)).collect(),
+        ..sample("GPU-a")
+    };
+    let mut session = Session::new("a", 0);
+    let sent = |session: &mut Session, sample: &Sample| {
+        session.report(sample).containers.map(|all| all.len())
+    };
+    let accepted = ExtenderAnswer::Reply(reply(7, Outcome::Accepted));
+    let (none, one, two) = (of(&[]), of(&["c"]), of(&["c", "d"]));
+    assert_eq!(sent(&mut session, &none), None, "a hello");
+    session.settle(&accepted);
+    let soon = Duration::from_millis(1);
+    assert!(session.needs(&one, soon, soon) && !session.needs(&none, soon, soon));
+    assert_eq!(sent(&mut session, &one), Some(1));
+    session.settle(&ExtenderAnswer::Away { error: String::new() });
+    assert_eq!(sent(&mut session, &one), Some(1), "no answer came");
+    session.settle(&ExtenderAnswer::Reply(reply(7, Outcome::Ignored)));
+    assert_eq!(sent(&mut session, &one), Some(1), "it changed nothing");
+    session.settle(&accepted);
+    assert_eq!(sent(&mut session, &one), None);
+    session.settle(&accepted);
+    assert_eq!(sent(&mut session, &two), Some(2));
+    session.settle(&accepted);
+    assert_eq!(sent(&mut session, &none), Some(0), "the pod is gone");
+    session.settle(&accepted);
+    assert_eq!(sent(&mut session, &two), Some(2));
+    session.settle(&ExtenderAnswer::SessionExpired);
+    assert_eq!(sent(&mut session, &two), Some(2), "the extender started again");
 }

@@ -25,6 +25,7 @@ pub mod model {
     pub mod workload;
     pub mod fit;
     pub mod reservation;
+    pub mod intake;
     pub mod isolation;
     pub mod device_state;
     pub mod node_state;
@@ -81,6 +82,7 @@ pub mod scoring {
 pub mod usage {
     pub mod tenant_isolation;
     pub mod samples;
+    pub mod starts;
     pub mod history;
     pub mod node_details;
     pub mod over_limit;

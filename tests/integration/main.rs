@@ -25,6 +25,7 @@ mod simulation;
 mod extender {
     mod admission;
     mod attacks;
+    mod blind;
     mod dashboards;
     mod history;
     mod http;
@@ -106,6 +107,8 @@ mod agent {
         mod guard;
         /// What the agent itself costs.
         mod cost;
+        /// Containers without the driver.
+        mod blind;
     }
 
     /// What the agent does about a driver that comes late, goes, or is slow.

@@ -50,6 +50,13 @@ impl EvictionResult {
     }
 }
 
+/// Pods without their GPU, and nodes that take no more for that.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BlindFigures {
+    pub pods: usize,
+    pub nodes: usize,
+}
+
 /// Use beyond what is allocated, for the gauges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OutsideFigures {
@@ -68,6 +75,8 @@ pub(crate) struct GuardFamilies {
     tenants: IntGaugeVec,
     placement_edits: IntCounterVec,
     overdue_drains: IntGauge,
+    blind_pods: IntGauge,
+    blind_nodes: IntGauge,
 }
 
 impl GuardFamilies {
@@ -92,6 +101,12 @@ impl GuardFamilies {
             placement_edits: make.counters("gpupack_placement_edits_total",
                 "Edits by others of the placement annotations of bound pods, and results of restoring them.",
                 &["result"],
+            ),
+            blind_pods: make.int_gauge("gpupack_blind_pods",
+                "Pods whose container started without the NVIDIA driver, and so without its GPU.",
+            ),
+            blind_nodes: make.int_gauge("gpupack_blind_nodes",
+                "Nodes that take no GPU pods, or one as a trial, because the last two pods got no GPU there.",
             ),
             overdue_drains: make.int_gauge("gpupack_overdue_drains",
                 "Ended pods whose processes still run after drain_seconds; their room is not free.",
@@ -139,6 +154,13 @@ impl GuardFamilies {
     }
 
     /// Sets the number of ended pods that hold devices longer than `drain_seconds`.
+    pub(crate) fn show_blind(&self, figures: BlindFigures) {
+        let shown = [(&self.blind_pods, figures.pods), (&self.blind_nodes, figures.nodes)];
+        shown
+            .into_iter()
+            .for_each(|(gauge, count)| gauge.set(i64::try_from(count).unwrap_or(i64::MAX)));
+    }
+
     pub(crate) fn show_overdue_drains(&self, pods: usize) {
         self.overdue_drains.set(i64::try_from(pods).unwrap_or(i64::MAX));
     }

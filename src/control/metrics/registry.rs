@@ -8,7 +8,9 @@ use prometheus::{Encoder, Registry, TextEncoder};
 
 use crate::metrics::demand::{AccountUse, DemandFamilies, QueueFigures, TeamFigures};
 use crate::metrics::fleet::{FleetFamilies, FleetFigures};
-use crate::metrics::guard::{EvictionReason, EvictionResult, GuardFamilies, OutsideFigures};
+use crate::metrics::guard::{
+    BlindFigures, EvictionReason, EvictionResult, GuardFamilies, OutsideFigures,
+};
 use crate::metrics::labels::{
     BindResult, CertificateLabel, EditResult, Outcome, ReportResult, RequeueResult, Verb,
 };
@@ -118,6 +120,11 @@ impl Metrics {
     /// Sets the number of ended pods whose processes hold devices longer than `drain_seconds`.
     pub fn set_overdue_drains(&self, pods: usize) {
         self.guard.show_overdue_drains(pods);
+    }
+
+    /// Sets how many pods did not get their GPU, and how many nodes take no more for that.
+    pub fn set_blind(&self, figures: BlindFigures) {
+        self.guard.show_blind(figures);
     }
 
     /// Counts an edit of a placement by another client, or the outcome of writing it back.

@@ -5,6 +5,7 @@ use crate::pods::memory_guard::{
     OverLimitUse, UnverifiedIsolation, report_over_limit, report_untracked_memory,
     report_unverified_isolation,
 };
+use crate::pods::wording::blind_note;
 use crate::shared::app::App;
 use crate::shared::log_limit::LogLimit;
 use engine::hardware::spots::Spot;
@@ -77,6 +78,15 @@ pub(crate) fn tell(app: &App, event: &LedgerEvent) {
             let found =
                 UnverifiedIsolation { node, device, configured: *configured, limit: *limit };
             report_unverified_isolation(app, pod, &found);
+        }
+        LedgerEvent::Blind { pod, node, container } => {
+            if let Some(left_out) = admitted(app, "blind") {
+                tracing::warn!(pod_uid = %pod.uid, %pod, %node, container, left_out, "a container started without its GPU");
+            }
+            app.tell(pod, NoticeReason::GpuStartFailed, blind_note(node, container));
+        }
+        LedgerEvent::BlindNode(node) => {
+            tracing::warn!(%node, "the last pods that started on the node did not get their GPU: it gets no new pods until there is a sign that containers get it, and one as a trial after five minutes");
         }
         LedgerEvent::NotReporting(node) => {
             tracing::warn!(%node, "the node's agent is not reporting: the node gets no new pods");

@@ -18,7 +18,7 @@ use engine::model::reservation::{PodRef, Reservation, ReservationState};
 use kube_api::pod::seen_pod::SeenPod;
 use kube_api::request::placement::PLACEMENT;
 use wire::api::waiting::Obstacle;
-use wire::ids::{DeviceId, MigProfile};
+use wire::ids::{DeviceId, MigProfile, NodeName};
 use wire::units::{Demand, Share};
 
 /// Why a pod still waits that fits.
@@ -449,4 +449,22 @@ pub fn lost(node: &NodeState, held: &Reservation) -> String {
         true => "; its MIG instance is gone, and is made again at the same place".to_owned(),
         false => String::new(),
     }
+}
+
+/// What helps a pod whose container has no driver.
+pub const SUGGESTION_BLIND: &str = "delete the pod, so that its container is made again; if that does not help, check on \
+    the node that the NVIDIA driver is loaded, and that the RuntimeClass of the pod, or the runtime's default handler, \
+    is NVIDIA's";
+
+/// What is said of a pod whose container has no driver.
+pub fn blind(container: &str) -> String {
+    format!(
+        "container `{container}` runs without its GPU: when it started, the NVIDIA driver was not loaded on the node, or \
+         the container runtime was not NVIDIA's"
+    )
+}
+
+/// The same as an event, with the fix.
+pub(crate) fn blind_note(node: &NodeName, container: &str) -> String {
+    format!("{} (node {node}): {SUGGESTION_BLIND}", blind(container))
 }

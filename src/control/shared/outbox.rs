@@ -108,6 +108,8 @@ pub fn rooms(events: &[LedgerEvent]) -> Vec<NodeName> {
         | LedgerEvent::Overuse { .. }
         | LedgerEvent::Untracked { .. }
         | LedgerEvent::NoIsolation { .. }
+        | LedgerEvent::Blind { .. }
+        | LedgerEvent::BlindNode(_)
         | LedgerEvent::NotReporting(_) => None,
     });
     nodes.collect()

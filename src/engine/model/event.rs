@@ -125,6 +125,17 @@ pub enum LedgerEvent {
         /// Its verified limit, where that is more than what it has.
         limit: Option<MemMib>,
     },
+    /// A container that is to have the devices of a pod has started without the driver.
+    Blind {
+        /// The pod.
+        pod: PodRef,
+        /// Its node.
+        node: NodeName,
+        /// The container.
+        container: String,
+    },
+    /// The last pods that started on a node did not get their GPU: it takes no more from now on.
+    BlindNode(NodeName),
     /// A node's agent stopped reporting.
     NotReporting(NodeName),
 }

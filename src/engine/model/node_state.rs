@@ -22,8 +22,10 @@ use crate::model::device_state::{
     Verification,
 };
 use crate::model::fit::{CompiledRequest, NeighborIsolation, Room};
+use crate::model::intake::{Intake, Start};
 use crate::model::isolation::LimitOrders;
 use crate::model::rejection::Rejection;
+use crate::model::request::Purpose;
 use crate::model::reservation::{
     BorrowedMemory, Controller, Departure, Guest, MoveHome, OtherPod, PlacedDevice, Placement,
     PodRef, Reservation, ReservationState,
@@ -103,6 +105,7 @@ pub struct NodeState {
     /// When the last two reports came, if both are of one session of its agent; the last one second.
     of_session: [Option<Timestamp>; 2],
     unmanaged_tolerance: MemMib,
+    intake: Intake,
 }
 
 impl NodeState {
@@ -136,6 +139,7 @@ impl NodeState {
             last_report: None,
             of_session: [None; 2],
             unmanaged_tolerance,
+            intake: Intake::default(),
         }
     }
 
@@ -348,6 +352,7 @@ impl NodeState {
             NodeReporting::NotReporting => Err(Rejection::NotReporting),
             NodeReporting::Gone => Err(Rejection::NodeGone),
             NodeReporting::Reporting if self.devices.is_empty() => Err(Rejection::NoDevices),
+            NodeReporting::Reporting if !self.intake.takes_pods() => Err(Rejection::BlindStarts),
             NodeReporting::Reporting => Ok(()),
         }
     }
@@ -355,12 +360,34 @@ impl NodeState {
     /// The rejection of the node itself, for this request.
     ///
     /// # Errors
-    /// As [`placeable`](Self::placeable), and if the request may not use the node's pool.
+    /// As [`placeable`](Self::placeable), and if the request may not use the node's pool. A probe may find out
+    /// whether containers get their GPU again.
     pub fn placeable_for(&self, compiled: &CompiledRequest) -> Result<(), Rejection> {
-        self.placeable()?;
+        let purpose = compiled.gpu.as_ref().map_or(Purpose::Work, |request| request.purpose);
+        match (self.placeable(), purpose) {
+            (Err(Rejection::BlindStarts), Purpose::Probe) => {}
+            (placeable, Purpose::Work | Purpose::Probe) => placeable?,
+        }
         match &compiled.gpu {
             Some(request) if !request.pools.accepts(&self.pool) => Err(Rejection::Pool),
             Some(_) | None => Ok(()),
+        }
+    }
+
+    /// Whether the last pods that started here got their GPU.
+    pub fn intake(&self) -> &Intake {
+        &self.intake
+    }
+
+    /// Notes that a pod started with its GPU or without.
+    pub fn note_start(&mut self, pod: &PodUid, start: Start, now: Timestamp) {
+        self.intake = self.intake.after_start(pod, start, now);
+    }
+
+    /// Notes that another agent reports. It has the driver if a device can be read.
+    pub fn note_new_agent(&mut self, uses: &[DeviceUse]) {
+        if uses.iter().any(|seen| seen.health != Health::Unhealthy) {
+            self.intake = self.intake.after_new_agent();
         }
     }
 
@@ -454,6 +481,13 @@ impl NodeState {
     /// Replaces an existing reservation of the pod and ends its hold.
     pub fn allocate(&mut self, mut reservation: Reservation) {
         let uid = reservation.pod.uid.clone();
+        let came = match reservation.state {
+            ReservationState::Assumed { since } => Some(since),
+            ReservationState::Confirmed | ReservationState::Draining { .. } => self.last_report,
+        };
+        if let (false, Some(came)) = (self.reservations.contains_key(&uid), came) {
+            self.intake = self.intake.after_placing(&uid, came);
+        }
         reservation.placement.node = self.name.clone();
         let is_any = |_: &DeviceId| true; // the next inventory gives it what is there
         find_instances((&self.spots, &self.devices), &mut reservation.placement, is_any, is_any);
@@ -496,6 +530,7 @@ impl NodeState {
 
     /// Removes a pod. Returns whether it was there.
     pub fn remove(&mut self, uid: &PodUid) -> bool {
+        self.intake = self.intake.after_leaving(uid);
         let there = self.reservations.remove(uid).is_some() | self.others.remove(uid).is_some();
         if there && !mutated(Mutation::StaleSums) {
             self.recompute();
@@ -1613,6 +1648,7 @@ impl NodeState {
     /// Whether [`NodeState::expire`] would end anything now.
     pub fn is_anything_due(&self, drain_limit: Duration, now: Timestamp) -> bool {
         self.holds.values().any(|hold| hold.expires <= now)
+            || self.intake.is_due(now)
             || self.failed.values().any(|failed| now.since(*failed) >= FAILED_FOR)
             || self.reservations.values().any(|held| is_drained(held, drain_limit, now))
             || self.reservations.values().any(|held| is_left(held, drain_limit, now))
@@ -1658,6 +1694,7 @@ impl NodeState {
             }
         }
         self.end_departures(drain_limit, now);
+        self.intake = self.intake.after_time(now);
         let count = self.failed.len();
         self.failed.retain(|_, failed| now.since(*failed) < FAILED_FOR);
         if self.failed.len() < count {

@@ -24,6 +24,8 @@ pub enum Rejection {
     DriverUpgrade(UpgradeState),
     /// MIG Manager changes the GPUs of the node.
     MigChange(MigChange),
+    /// The last pods that started on the node did not get their GPU.
+    BlindStarts,
     /// The node has no device at all.
     NoDevices,
     /// Pods of the namespace may not use the node's pool.
@@ -185,7 +187,7 @@ impl Rejection {
     }
 
     /// All labels that [`Rejection::label`] can give, for metrics that must exist from the start.
-    pub const LABELS: [&'static str; 30] = [
+    pub const LABELS: [&'static str; 31] = [
         "unknown_node",
         "node_gone",
         "never_reported",
@@ -216,6 +218,7 @@ impl Rejection {
         "no_place",
         "driver_upgrade",
         "mig_change",
+        "blind_starts",
     ];
 
     /// All that is said of this reason. To add a reason, add a row.
@@ -241,6 +244,14 @@ impl Rejection {
                 }),
             Self::MigChange(change) => Said::of(29, Obstacle::Node, 3, of_mig_change(change))
                 .suggest("wait until MIG Manager has changed the GPUs of the node"),
+            Self::BlindStarts => {
+                Said::of(30, Obstacle::Health, 4, "containers on the node do not get their GPU")
+                    .suggest(
+                        "check on the node that the NVIDIA driver is loaded and that its container runtime gives \
+                         GPUs; see `kubectl gpupack explain` of a pod there. One pod is let in as a trial five \
+                         minutes after the last that got none",
+                    )
+            }
             Self::NoDevices => Said::of(4, Obstacle::Gpu, 4, "no GPU on the node"),
             Self::Pool => Said::of(26, Obstacle::Pool, 4, "pool not allowed for the namespace")
                 .suggest("allow the pool for the namespace in the configuration's `access`"),

@@ -119,6 +119,16 @@ pub enum Movable {
     Restart,
 }
 
+/// What a pod is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Purpose {
+    /// Its owner's work.
+    #[default]
+    Work,
+    /// To find out what containers get on a node.
+    Probe,
+}
+
 /// A checked request: the same amount on each of `count` distinct devices of one node.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuRequest {
@@ -145,6 +155,8 @@ pub struct GpuRequest {
     /// Whether a whole MIG instance may serve it, though it has no isolation by hardware: a rule of the
     /// operator for amounts of memory.
     pub by_instance: bool,
+    /// What the pod is for.
+    pub purpose: Purpose,
 }
 
 impl Isolation {
@@ -200,6 +212,7 @@ impl GpuRequest {
             min_memory: MemMib::ZERO,
             pools: PoolFilter::default(),
             by_instance: false,
+            purpose: Purpose::Work,
         }
     }
 

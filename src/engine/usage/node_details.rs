@@ -14,10 +14,11 @@ use crate::model::isolation::{DriverLimits, Mode, Rules};
 use crate::model::node_state::NodeState;
 use crate::usage::history::Usages;
 use crate::usage::samples::UsageSamples;
+use crate::usage::starts::{PodStart, Starts};
 use crate::usage::tenant_isolation::{IsolationTable, ReportedLists, SeenTenant, tenant_isolation};
 use wire::device::{DeviceDetails, FailedMigOrder};
 use wire::ids::{DeviceId, PodUid};
-use wire::seen::{Condition, DeviceUse, Driver, ReportedTenant};
+use wire::seen::{Condition, DeviceUse, Driver, ReportedTenant, StartedContainers};
 use wire::units::Timestamp;
 
 /// What an agent reports of its node beside its state.
@@ -37,6 +38,8 @@ pub struct NodeDetails {
     pub isolation: IsolationTable,
     /// What pods used over time.
     pub usages: Usages,
+    /// Whether pods got their GPU.
+    pub starts: Starts,
     /// The version of the node at which pods and devices were last forgotten.
     pruned_at: u64,
 }
@@ -54,6 +57,8 @@ pub struct DetailsReport {
     pub mig_failures: Vec<FailedMigOrder>,
     /// The orders about limits of memory that the agent has in force: their term, and each GPU whose limits it sets.
     pub limits: Option<(u64, BTreeMap<DeviceId, u64>)>,
+    /// What the agent saw of the containers of pods, if that is news.
+    pub containers: Option<StartedContainers>,
 }
 
 impl NodeDetails {
@@ -71,7 +76,8 @@ impl NodeDetails {
 
     /// How many pods are kept, in all its tables together.
     pub(crate) fn entries(&self) -> usize {
-        self.usages.count() + self.usage_samples.count() + self.isolation.count()
+        let samples = self.usages.count() + self.usage_samples.count();
+        samples + self.isolation.count() + self.starts.count()
     }
 
     /// Forgets what the node no longer has, if it has changed.
@@ -80,7 +86,13 @@ impl NodeDetails {
             self.usage_samples.prune(node_state);
             self.usages.prune(node_state);
             self.isolation.prune(node_state);
+            self.starts.prune(node_state);
         }
+    }
+
+    /// Which pods have started since, with their GPU or without.
+    pub(crate) fn started(&mut self, node_state: &NodeState) -> Vec<PodStart> {
+        self.starts.judge(node_state)
     }
 
     /// Applies a report, after the node's state did.
@@ -95,6 +107,10 @@ impl NodeDetails {
         if let Some((driver, devices)) = report.inventory {
             (self.driver, self.devices) = (driver, devices);
         }
+        if let Some(started) = report.containers {
+            self.starts.see(node_state, started);
+        }
+        self.starts.see_lists(node_state, uses);
         (self.conditions, self.mig_failures) = (report.conditions, report.mig_failures);
         let mut events = Vec::new();
         if uses.iter().any(|seen| seen.processes.is_some()) {

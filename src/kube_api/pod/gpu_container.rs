@@ -1,15 +1,16 @@
 //! The container of a pod that has the GPU, as far as a move needs it: kubelet restarts it when its CPU
-//! request is changed in place.
+//! request is changed in place. And the containers that are to have it, with their ids.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::containers::injection::restarts_for_cpu;
+use crate::containers::injection::{DEVICES_VARIABLE, is_of_devices, restarts_for_cpu};
 use crate::request::quantity::parse_milli;
 use engine::model::request::GpuRequest;
 use engine::model::reservation::MoveHome;
+use engine::usage::starts::{ContainerChoice, MAX_WANTED, WantedContainer, WantedContainers};
 
 /// A container that kubelet restarts on request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +25,39 @@ pub struct GpuContainer {
     pub actual_cpu_milli: Option<u64>,
     /// Its CPU limit in thousandths.
     pub cpu_limit_milli: Option<u64>,
+}
+
+/// Longest id of a container in its runtime, in bytes; those of containerd and CRI-O have 64.
+const MAX_ID_BYTES: usize = 64;
+
+/// The containers of `pod` that take the devices of its placement, sidecars too; of a pod without any such, all of its
+/// regular ones.
+pub(crate) fn wanted_containers(pod: &Pod) -> WantedContainers {
+    let Some(spec) = &pod.spec else { return WantedContainers::default() };
+    let init = spec.init_containers.iter().flatten();
+    let takes = |container: &&Container| {
+        let mut given = container.env.iter().flatten();
+        given.any(|given| given.name == DEVICES_VARIABLE && is_of_devices(given))
+    };
+    let marked: Vec<&Container> = spec.containers.iter().chain(init).filter(takes).collect();
+    let (choice, containers) = match marked.is_empty() {
+        false => (ContainerChoice::Marked, marked),
+        true => (ContainerChoice::Any, spec.containers.iter().collect()),
+    };
+    let wanted = containers.into_iter().take(MAX_WANTED).map(|container| WantedContainer {
+        name: container.name.clone(),
+        id: container_id(pod, &container.name),
+    });
+    WantedContainers { containers: wanted.collect(), choice }
+}
+
+/// The id of a container in its runtime: what follows `containerd://` and the like. `None` before it first started.
+fn container_id(pod: &Pod, name: &str) -> Option<String> {
+    let status = pod.status.as_ref()?;
+    let lists = [&status.container_statuses, &status.init_container_statuses];
+    let status = lists.into_iter().flatten().flatten().find(|status| status.name == name)?;
+    let (_, id) = status.container_id.as_deref()?.split_once("://")?;
+    Some(id.to_owned()).filter(|id| !id.is_empty() && id.len() <= MAX_ID_BYTES)
 }
 
 /// CPU of a container in thousandths.
@@ -163,6 +197,62 @@ mod tests {
         assert_eq!(of("10m", Some(500)), [(9, None), (11, None)]);
         assert_eq!(of("2", Some(2_000)), [(1_999, Some(1_999)), (2_001, Some(2_001))]);
         assert_eq!(of("1m", None), [(2, None)]);
+    }
+
+    /// The containers of a pod that are to have its devices: `!` if they are marked.
+    fn wanted(spec: serde_json::Value, status: serde_json::Value) -> String {
+        let metadata = json!({"name": "p", "namespace": "n", "uid": "u", "annotations": {"gpu-fraction": "0.5"}});
+        let pod = json!({"metadata": metadata, "spec": spec, "status": status});
+        let wanted = SeenPod::from_json(&pod.to_string()).unwrap().containers.wanted;
+        let mark = if wanted.choice == ContainerChoice::Marked { "!" } else { "?" };
+        let show =
+            |it: &WantedContainer| format!("{}={}", it.name, it.id.as_deref().unwrap_or("-"));
+        let shown: Vec<String> = wanted.containers.iter().map(show).collect();
+        format!("{mark} {}", shown.join(" "))
+    }
+
+    #[test]
+    fn the_containers_that_are_to_have_the_devices_have_names_and_ids() {
+        let taking = |name: &str, variable: &str| {
+            let path = "metadata.annotations['placed.gpupack.dev/devices']";
+            let source = json!({"fieldRef": {"apiVersion": "v1", "fieldPath": path}});
+            json!({"name": name, "env": [{"name": variable, "valueFrom": source}]})
+        };
+        let gets = |name: &str| taking(name, "NVIDIA_VISIBLE_DEVICES");
+        let side =
+            json!({"name": "side", "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]});
+        let running = |name: &str, id: &str| json!({"name": name, "containerID": id, "state": {"running": {}}});
+        let ended = json!({"name": "main", "containerID": "cri-o://c2",
+            "state": {"terminated": {"exitCode": 1}}});
+        let two = json!({"containerStatuses": [running("side", "containerd://c1"), running("main", "containerd://c2")]});
+        let bound =
+            |containers: serde_json::Value| json!({"nodeName": "a", "containers": containers});
+        for (spec, status, expected) in [
+            (bound(json!([gets("main"), side])), two.clone(), "! main=c2"),
+            (bound(json!([gets("main"), side])), json!({}), "! main=-"),
+            (bound(json!([gets("main")])), json!({"containerStatuses": [ended]}), "! main=c2"),
+            (json!({"containers": [gets("main")]}), two.clone(), "? "), // it waits
+            (bound(json!([{"name": "main"}, side])), two.clone(), "? main=c2 side=c1"),
+            (bound(json!([taking("main", "MINE"), side])), two.clone(), "? main=c2 side=c1"),
+            (
+                json!({"nodeName": "a", "containers": [side],
+                    "initContainers": [gets("server")]}),
+                json!({"initContainerStatuses": [running("server", "containerd://c3")]}),
+                "! server=c3",
+            ),
+            (
+                bound(json!([gets("main")])),
+                json!({"containerStatuses": [running("main", "c2")]}),
+                "! main=-",
+            ),
+            (
+                bound(json!([gets("main")])),
+                json!({"containerStatuses": [running("main", &format!("x://{}", "0".repeat(65)))]}),
+                "! main=-",
+            ),
+        ] {
+            assert_eq!(wanted(spec.clone(), status), expected, "{spec}");
+        }
     }
 
     /// Nothing is lent to such a pod, which could not be taken back.

@@ -15,6 +15,7 @@ use crate::request::resources::MARKERS;
 use crate::request::room_note::RoomNote;
 use crate::request::written::WrittenAnnotations;
 use engine::model::reservation::{Controller, Tenure};
+use engine::usage::starts::WantedContainers;
 use wire::ids::NodeName;
 
 /// The scheduler of pods that name none. It may also serve pods that gpupack does not.
@@ -84,6 +85,8 @@ pub struct PodContainers {
     pub takes_devices: bool,
     /// The one that could not be started with its device, if any.
     pub start_failure: Option<StartFailure>,
+    /// Those that are to have its devices, of a pod with a node and a GPU request.
+    pub wanted: WantedContainers,
 }
 
 /// What the operator's rules judge beside the request of a pod.

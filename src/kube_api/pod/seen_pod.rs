@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::config::pods::requests::RequestRules;
 use crate::containers::injection::takes_devices;
-use crate::pod::gpu_container::GpuContainer;
+use crate::pod::gpu_container::{GpuContainer, wanted_containers};
 use crate::pod::host::host_amount;
 use crate::pod::pod_fields::PodFields;
 use crate::pod::seen_parts::{
@@ -28,8 +28,9 @@ use crate::request::usable::{WORKLOAD, check_class, check_use, workload_of};
 use engine::ledger::change::facts::{MoveFact, PodFact};
 use engine::ledger::query::queries::PlacementRequest;
 use engine::ledger::suggest::waiting::WaitingPod;
-use engine::model::request::{GpuRequest, Movable, PodGroup};
+use engine::model::request::{GpuRequest, Movable, PodGroup, Purpose};
 use engine::model::reservation::{Placement, PodRef};
+use engine::usage::starts::WantedContainers;
 use runtime::causes::shown_long;
 use wire::ids::{NodeName, PodUid};
 use wire::mutation::{Mutation, mutated};
@@ -115,7 +116,10 @@ impl SeenPod {
         };
         let containers = spec.map(container_requests).unwrap_or_default();
         let request = reserved.and_then(|()| parse_request(annotations, &containers));
+        let purpose = purpose_of(labels);
+        let request = request.map(|request| Some(GpuRequest { purpose, ..request? }));
         let (request, gpu) = movable(pod, request);
+        let has_gpu = !is_unbound && matches!(request, Ok(Some(_)));
         Self {
             pod: PodRef {
                 uid: PodUid::new(metadata.uid.as_deref().unwrap_or_default()),
@@ -138,6 +142,7 @@ impl SeenPod {
                 gpu,
                 takes_devices: spec.is_some_and(takes_devices),
                 start_failure: StartFailure::of(pod),
+                wanted: if has_gpu { wanted_containers(pod) } else { WantedContainers::default() },
             },
             scheduling: PodScheduling::of(pod, is_unbound),
             life: PodLife::of(pod),
@@ -300,6 +305,18 @@ impl SeenPod {
             group: self.group.clone(),
             edition: self.scheduling.edition,
         }
+    }
+}
+
+/// The label of a pod that finds out what containers get on a node. A policy lets only those have it that can do nothing
+/// else; without the policy, a pod with it comes to a node where it may get no GPU.
+const PROBE: &str = "gpupack.dev/probe";
+
+/// What a pod is for.
+fn purpose_of(labels: &BTreeMap<String, String>) -> Purpose {
+    match labels.get(PROBE).map(String::as_str) {
+        Some("true") => Purpose::Probe,
+        Some(_) | None => Purpose::Work,
     }
 }
 

@@ -354,7 +354,10 @@ impl PodWatch {
         {
             self.sink.start_failed(seen, failure);
         }
+        let now = self.clock.now();
+        let started = self.ledger.see_containers(&seen.pod.uid, &seen.containers.wanted, now);
         self.sink.events(events);
+        self.sink.events(started);
     }
 
     /// The request, shared with earlier pods that have an equal one.

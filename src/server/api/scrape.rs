@@ -11,7 +11,7 @@ use crate::views::teams;
 use crate::views::viewer::Viewer;
 use control::metrics::demand::{QueueFigures, TeamFigures};
 use control::metrics::fleet::{FleetFigures, NodeCounts};
-use control::metrics::guard::OutsideFigures;
+use control::metrics::guard::{BlindFigures, OutsideFigures};
 use control::metrics::mig::{FailedMigOrders, MigFigures};
 use control::metrics::moves::LentFigures;
 use control::shared::app::App;
@@ -41,6 +41,8 @@ pub(crate) fn text(app: &App) -> Vec<u8> {
     app.metrics.set_mig(&mig(app));
     app.metrics.set_failed_mig_orders(failed_mig_orders(app));
     app.metrics.set_overdue_drains(app.ledger.overdue_drains(app.clock.now()));
+    let (blind_pods, blind_nodes) = app.ledger.blind();
+    app.metrics.set_blind(BlindFigures { pods: blind_pods, nodes: blind_nodes });
     app.metrics.set_outside(OutsideFigures { over_limit_pods, excess, untracked });
     for (mode, (configured, verified)) in
         app.ledger.isolation(app.config.webhook.memory_limit.driver_limits())

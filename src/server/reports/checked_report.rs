@@ -65,6 +65,7 @@ impl CheckedReport {
         let mig_failures = mig::failures(report.mig_failures)?;
         let limits = report.memory_limits.map(limits).transpose()?;
         let promises = report.mig_promises.map(promises).transpose()?;
+        let containers = report.containers.map(details::containers).transpose()?;
         let driver = report.driver.map(details::driver).transpose()?;
         let (inventory, details) = match report.inventory {
             Some(devices) => {
@@ -89,6 +90,7 @@ impl CheckedReport {
                 tenants,
                 mig_failures,
                 limits,
+                containers,
             },
             promises,
         })

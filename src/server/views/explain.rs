@@ -11,7 +11,7 @@ use control::pods::group_state::Groups;
 use control::pods::memory_guard::{Protection, excesses};
 use control::pods::proposals::listed;
 use control::pods::wording;
-use control::pods::wording::{SUGGESTION_REQUEST, SUGGESTION_UNPLACED};
+use control::pods::wording::{SUGGESTION_BLIND, SUGGESTION_REQUEST, SUGGESTION_UNPLACED};
 use control::shared::app::App;
 use engine::hardware::device_class::DeviceClass;
 use engine::ledger::query::own_room::Outlook;
@@ -76,11 +76,12 @@ pub fn explain_named(
     let is_over = app.ledger.teams.over_quota().pods.contains(&held.pod.uid);
     let failure = app.pods.start_failures.get(&held.pod.uid).map(|failure| failure.clone());
     let details = app.ledger.details(node.name().as_str());
+    let blind = details.starts.blind_container(&held.pod.uid);
     let devices: Vec<&str> =
         held.placement.devices.iter().map(|device| device.id.as_str()).collect();
     Some(Explanation {
         verdict: format!(
-            "placed on node {}, {} ({:?}){}{}{}{}{}{}{}",
+            "placed on node {}, {} ({:?}){}{}{}{}{}{}{}{}",
             node.name(),
             devices.join(", "),
             reservation_state(held),
@@ -90,11 +91,14 @@ pub fn explain_named(
             if is_over { OVER_QUOTA } else { "" },
             excesses(&details, &held.pod.uid),
             failure.as_ref().map(|failure| format!("; {failure}")).unwrap_or_default(),
+            blind.map(|container| format!("; {}", wording::blind(container))).unwrap_or_default(),
             unreadable.as_deref().map(wording::unreadable).unwrap_or_default()
         ),
         suggestions: failure
             .iter()
-            .map(|failure| failure.fault().suggestion().to_owned())
+            .map(|failure| failure.fault().suggestion())
+            .chain(blind.map(|_| SUGGESTION_BLIND))
+            .map(str::to_owned)
             .collect(),
         request: held.request.as_deref().map(wording::in_words).unwrap_or_default(),
         pod,

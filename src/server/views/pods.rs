@@ -6,7 +6,10 @@ use engine::ledger::suggest::waiting::WaitingPod;
 use engine::model::node_state::NodeState;
 use engine::model::request::{Amount, GpuRequest, Isolation, Limit};
 use engine::model::reservation::{Reservation, ReservationState};
-use wire::api::state::{HostAmount, IsolationMode, Pod, PodRequest, PodState, RequestedIsolation};
+use engine::usage::starts::Sight;
+use wire::api::state::{
+    HostAmount, IsolationMode, Pod, PodRequest, PodSight, PodState, RequestedIsolation,
+};
 use wire::device::DeviceKind;
 use wire::ids::{DeviceId, PodUid};
 use wire::units;
@@ -30,6 +33,7 @@ fn bare(uid: &PodUid, state: PodState, host: units::HostAmount) -> Pod {
         priority: None,
         created_unix_seconds: None,
         start_failure: None,
+        seen: None,
     }
 }
 
@@ -143,7 +147,13 @@ fn count(devices: usize) -> u32 {
 
 /// The pods on a node, by UID, those without a GPU last.
 pub(crate) fn on(app: &App, node: &NodeState) -> impl Iterator<Item = Pod> {
-    let placed = node.reservations().values().map(|held| Pod {
+    let starts = app.ledger.starts(node.name().as_str());
+    let placed = node.reservations().values().map(move |held| Pod {
+        seen: Some(match starts.of(&held.pod.uid) {
+            Sight::Unknown => PodSight::Unknown,
+            Sight::Blind => PodSight::Blind,
+            Sight::Seen => PodSight::Seen,
+        }),
         start_failure: app
             .pods
             .start_failures

@@ -7,11 +7,12 @@ use crate::views::viewer::Viewer;
 use crate::views::{devices, pods};
 use control::pods::memory_guard::Protection;
 use control::shared::app::App;
+use engine::model::intake::Intake;
 use engine::model::node_state::{NodeReporting, NodeState};
 use engine::scoring::fragmentation::PackingSums;
 use kube_api::protocol::messages::to_json;
 use wire::api::state;
-use wire::api::state::{Node, State};
+use wire::api::state::{BlindStarts, Node, State};
 
 /// The figures of a measurement.
 pub fn packing(packing: &PackingSums) -> state::Packing {
@@ -96,6 +97,12 @@ fn node(app: &App, node: &NodeState, viewer: &Viewer) -> Node {
         driver,
         cuda: cuda.flatten(),
         lacks_uvm,
+        blind_starts: match node.intake() {
+            Intake::Open { .. } => None,
+            Intake::Closed { .. } => Some(BlindStarts::Closed),
+            Intake::Trial => Some(BlindStarts::Trial),
+            Intake::Tried { .. } => Some(BlindStarts::Tried),
+        },
         devices,
     };
     viewer.hide_tenants(&mut view);

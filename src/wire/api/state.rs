@@ -107,8 +107,35 @@ pub struct Node {
     /// Whether the kernel module `nvidia-uvm` is not loaded there: CUDA fails in every container.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lacks_uvm: bool,
+    /// Why it takes no pods, or only one, though its agent reports: the last two pods that started there did not get
+    /// their GPU. Left out if they did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blind_starts: Option<BlindStarts>,
     /// Its devices, by index.
     pub devices: Vec<Device>,
+}
+
+/// What a node takes on which the last pods did not get their GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub enum BlindStarts {
+    /// No pod, until a pod there sees a GPU or the agent's container is made again; after five minutes a trial.
+    Closed,
+    /// One pod, as a trial.
+    Trial,
+    /// No other pod than the one that is there as a trial.
+    Tried,
+}
+
+/// Whether a pod got the GPU that is allocated to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub enum PodSight {
+    /// Not known: no container has started yet, or its mounts cannot be read.
+    #[default]
+    Unknown,
+    /// The container that is to have it has no driver, and no process of the pod uses a device.
+    Blind,
+    /// The container has the driver, or a process of the pod uses one of its devices.
+    Seen,
 }
 
 /// What a device is.
@@ -560,4 +587,7 @@ pub struct Pod {
     /// Why one of its containers cannot start, if its device is the cause.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_failure: Option<String>,
+    /// Whether its containers got the devices that are allocated to it. Which of them they got is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seen: Option<PodSight>,
 }

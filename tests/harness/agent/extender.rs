@@ -13,6 +13,7 @@ use engine::ledger::change::facts::{MoveFact, PodFact};
 use engine::ledger::nodes::state::{Ledger, Settings};
 use engine::model::request::{Amount, GpuRequest, Limit, Movable};
 use engine::model::reservation::{PlacedDevice, Placement, PodRef, Tenure};
+use engine::usage::starts::{ContainerChoice, WantedContainer, WantedContainers};
 use http_body_util::BodyExt;
 use kube_api::config::file::Config;
 use runtime::clock::Clock;
@@ -143,6 +144,21 @@ impl Extender {
         let upgrade = UpgradeState::ALL.into_iter().find(|state| state.value() == upgrade);
         let mig = MigChange::ALL.into_iter().find(|change| change.value() == mig);
         self.app.ledger.see_driver_work(&NodeName::new("n"), DriverWork { upgrade, mig });
+    }
+
+    /// The container of the pod `uid` that is to have its devices starts, with an id that begins so.
+    pub(crate) fn starts(&self, uid: &str, first: char) {
+        let id = Some(format!("{first}{}", "0".repeat(63)));
+        let containers = vec![WantedContainer { name: "main".to_owned(), id }];
+        let wanted = WantedContainers { containers, choice: ContainerChoice::Marked };
+        self.app.ledger.see_containers(&PodUid::new(uid), &wanted, self.app.clock.now());
+    }
+
+    /// Whether the pod `uid` sees its GPU, as `/v1/state` shows it.
+    pub(crate) fn sight(&self, uid: &str) -> String {
+        let state = state_view::state_of(&self.app, "n", &Viewer::All).unwrap();
+        let mut pods = state.pods.iter();
+        format!("{:?}", pods.find(|pod| pod.pod_uid == uid).unwrap().seen.unwrap())
     }
 
     /// The node as `/v1/state` shows it.

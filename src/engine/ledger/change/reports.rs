@@ -255,6 +255,7 @@ impl Ledger {
                 let before = StateBefore::of(node_state);
                 if !is_known_agent {
                     node_state.forget_clean_reports();
+                    node_state.note_new_agent(&report.uses);
                 }
                 let freed: Vec<PodUid> = node_state.observe(&report.uses, now);
                 let is_any_called = !guests::recall_stranded(node_state).is_empty();

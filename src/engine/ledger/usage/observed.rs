@@ -4,11 +4,14 @@ use crate::hardware::spots::Spot;
 use crate::ledger::nodes::state::Ledger;
 use crate::model::device_state::Verification;
 use crate::model::event::LedgerEvent;
+use crate::model::intake::Start;
 use crate::model::isolation::{DriverLimits, Mode, Rules};
+use crate::model::node_state::NodeState;
 use crate::model::reservation::{Placement, ReservationState};
 use crate::usage::history::{History, Usage, allocated};
 use crate::usage::node_details::{DetailsReport, NodeDetails, verification};
 use crate::usage::samples::{BEYOND, OverLimitPod, UnallocatedUse};
+use crate::usage::starts::{PodStart, Starts, WantedContainers};
 use crate::usage::tenant_isolation::TenantsByMode;
 use wire::ids::{DeviceId, PodUid};
 use wire::seen::DeviceUse;
@@ -143,12 +146,13 @@ impl Ledger {
         let not_made: Vec<_> =
             not_made.map(|failed| (Spot::of_failed(failed), failed.hidden)).collect();
         let limits = report.limits.take().map(|(_, gpus)| gpus).unwrap_or_default();
-        let (mut events, found) = node_entry.look(|version, node_state| {
+        let (mut events, found, started) = node_entry.look(|version, node_state| {
             let mut details = node_entry.details.lock();
             details.prune(version, node_state);
             let events = details.take(node_state, uses, report, rules, now);
-            (events, verification(node_state, &details))
+            (events, verification(node_state, &details), details.started(node_state))
         });
+        events.extend(self.note_starts(at, started, now));
         events.extend(self.set_verification(at, &found));
         if !node_entry.look(|_, node_state| node_state.has_limits(&limits)) {
             events.extend(self.change_node(at, |node_state| node_state.note_limits(limits)));
@@ -158,6 +162,71 @@ impl Ledger {
                 .extend(self.change_node(at, |node_state| node_state.note_failures(not_made, now)));
         }
         events
+    }
+
+    /// Notes what a pod says of the containers that are to have its devices.
+    pub fn see_containers(
+        &self,
+        uid: &PodUid,
+        wanted: &WantedContainers,
+        now: Timestamp,
+    ) -> Vec<LedgerEvent> {
+        let _stays = self.stay();
+        let Some(at) = self.pods.get(uid).map(|at| *at) else { return Vec::new() };
+        let node_entry = self.node_entry(at);
+        let started = node_entry.look(|_, node_state| {
+            let Some(held) = node_state.reservation(uid) else { return Vec::new() };
+            let mut details = node_entry.details.lock();
+            match details.starts.want(&held.pod.uid, wanted) {
+                true => details.started(node_state),
+                false => Vec::new(),
+            }
+        });
+        self.note_starts(at, started, now)
+    }
+
+    /// Notes which pods have started. A node on which the last ones did not get their GPU takes no more.
+    fn note_starts(&self, at: usize, started: Vec<PodStart>, now: Timestamp) -> Vec<LedgerEvent> {
+        if started.is_empty() {
+            return Vec::new();
+        }
+        let node_entry = self.node_entry(at);
+        let note = |node_state: &mut NodeState| {
+            for it in started.iter().filter(|it| it.is_sign) {
+                node_state.note_start(&it.pod.uid, it.start, now);
+            }
+        };
+        let mut closes = false;
+        let mut events = self.change_node(at, |node_state| {
+            let was_doubtful = node_state.intake().is_doubtful();
+            note(node_state);
+            closes = node_state.intake().is_doubtful() && !was_doubtful;
+        });
+        let blind = started.into_iter().filter(|it| it.start == Start::Blind);
+        events.extend(blind.map(|PodStart { pod, container, .. }| LedgerEvent::Blind {
+            pod,
+            node: node_entry.name.clone(),
+            container,
+        }));
+        events.extend(closes.then(|| LedgerEvent::BlindNode(node_entry.name.clone())));
+        events
+    }
+
+    /// How many pods did not get their GPU, and how many nodes take no more for that.
+    pub fn blind(&self) -> (usize, usize) {
+        let (mut pods, mut nodes) = (0, 0);
+        for node_entry in self.node_table().iter() {
+            let node_state = node_entry.read();
+            nodes += usize::from(node_state.intake().is_doubtful());
+            pods += node_entry.details.lock().starts.blind(&node_state).count();
+        }
+        (pods, nodes)
+    }
+
+    /// Whether the pods of a node got their GPU.
+    pub fn starts(&self, node: &str) -> Starts {
+        let known = self.position(node).map(|at| self.node_entry(at).details.lock().starts.clone());
+        known.unwrap_or_default()
     }
 
     /// Why the agent could not make the MIG instances of a placement, as its last report says.

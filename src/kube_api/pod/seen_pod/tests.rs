@@ -192,3 +192,12 @@ access: {namespaces: {default: {isolation: [none]}}}
     assert_eq!(judged(apart, None), Err("not_allowed"));
     assert_eq!((judged(label, Some("n")), judged(apart, Some("n"))), (Ok(()), Ok(())), "it runs");
 }
+
+#[test]
+fn a_probe_is_known_by_its_label() {
+    for (value, purpose) in [("true", Purpose::Probe), ("", Purpose::Work)] {
+        let seen = pod(|pod| pod["metadata"]["labels"] = json!({"gpupack.dev/probe": value}));
+        assert_eq!(seen.request.unwrap().unwrap().purpose, purpose);
+    }
+    assert_eq!(pod(|_| ()).request.unwrap().unwrap().purpose, Purpose::Work);
+}

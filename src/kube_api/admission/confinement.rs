@@ -27,7 +27,8 @@ const GUARDED_PATHS: [&str; 7] = [
     "/sys/fs/cgroup",
 ];
 
-/// The path in a container where mounts name devices to NVIDIA's runtime (`/var/run` is `/run`).
+/// The beginning of the paths in a container by which mounts name devices to NVIDIA's runtime (`/var/run`
+/// is `/run`). What follows is a name, with or without a slash (`requestsFromMounts` of the container toolkit).
 const DEVICE_MOUNTS: &str = "/run/nvidia-container-devices";
 
 /// Prefixes of annotations that name devices to container runtimes and their plugins: containerd,
@@ -106,8 +107,7 @@ pub(crate) fn refuse_container(
 
 /// Whether a mount at this path names a device to NVIDIA's runtime.
 fn names_device(path: &str) -> bool {
-    let path = plain(path);
-    path == DEVICE_MOUNTS || path.starts_with(&format!("{DEVICE_MOUNTS}/"))
+    plain(path).starts_with(DEVICE_MOUNTS)
 }
 
 /// The first capability by which a container can undo its confinement.

@@ -57,6 +57,11 @@ const OWNED: [&str; 8] = [
 /// some.
 const TOOLKIT: &str = "NVIDIA_";
 
+/// Prefix of the variables that Docker's swarm sets for its resources. Where the toolkit's configuration names one
+/// of them as `swarm-resource`, for instance `DOCKER_RESOURCE_GPU`, it is read in place of
+/// [`DEVICES_VARIABLE`] (from toolkit 1.19 on).
+const SWARM: &str = "DOCKER_RESOURCE_";
+
 /// Variables with this prefix that give no device and no memory: the toolkit's, and those of
 /// NVIDIA's images and libraries. They choose parts of the driver, name versions, or are for
 /// programs.
@@ -99,6 +104,7 @@ pub(crate) struct Owned<'a> {
 impl Owned<'_> {
     fn own(self, variable: &str) -> bool {
         self.named().any(|name| name == variable)
+            || variable.starts_with(SWARM)
             || (variable.starts_with(TOOLKIT) && !self.is_harmless(variable))
     }
 
@@ -117,8 +123,11 @@ impl Owned<'_> {
     /// One of these variables whose name can begin with `prefix`.
     fn made_by(self, prefix: &str) -> Option<&'static str> {
         let of_toolkit = prefix.starts_with(TOOLKIT) && !prefix.starts_with(HARMLESS_PREFIX);
+        let of_swarm =
+            prefix.starts_with(SWARM) || (!prefix.is_empty() && SWARM.starts_with(prefix));
         let named = self.named().find(|name| !prefix.is_empty() && name.starts_with(prefix));
-        named.or(of_toolkit.then_some("NVIDIA_…"))
+        let named = named.or(of_toolkit.then_some("NVIDIA_…"));
+        named.or(of_swarm.then_some("DOCKER_RESOURCE_…"))
     }
 }
 

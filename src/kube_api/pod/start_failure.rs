@@ -2,7 +2,7 @@
 //!
 //! NVIDIA's runtime gives a container the device of its placement, on the node, after every
 //! decision. If it refuses, kubelet retries forever and reports the reason as text. This file
-//! knows the texts of NVIDIA's container toolkit 1.20 about devices and memory limits, as they were
+//! knows the texts of NVIDIA's container toolkit, 1.17.8 to 1.20.1, about devices and memory limits, as they were
 //! seen. It ignores containers that fail for other reasons.
 
 use std::fmt;
@@ -32,13 +32,15 @@ pub enum StartFault {
 }
 
 /// Texts of the runtime and what they mean. The first that matches applies.
-const KNOWN: [(&str, StartFault); 8] = [
+const KNOWN: [(&str, StartFault); 9] = [
     ("GPU memory limits", StartFault::MemoryLimit),
     ("set memory limits for gpu", StartFault::MemoryLimit),
     ("nvmlDeviceSetMemoryLimits", StartFault::MemoryLimit),
     ("NVIDIA_GPU_MEMORY_", StartFault::MemoryLimit),
     ("device handle from UUID", StartFault::UnknownDevice),
     ("not a valid UUID or index", StartFault::UnknownDevice),
+    // Toolkits 1.17 and 1.18 say of a device that the driver does not have that no file describes it.
+    ("unresolvable CDI devices runtime.nvidia.com/", StartFault::UnknownDevice),
     ("unresolvable CDI devices", StartFault::UnresolvedName),
     ("ERROR_LIBRARY_NOT_FOUND", StartFault::NoDriver),
 ];
@@ -67,8 +69,8 @@ impl StartFault {
             }
             Self::UnresolvedName => {
                 "take `NVIDIA_VISIBLE_DEVICES` from the annotation `placed.gpupack.dev/devices`, as the \
-                 webhook does, and use NVIDIA's container toolkit 1.20 or later as the handler of the \
-                 pod's RuntimeClass on this node"
+                 webhook does, and use NVIDIA's container toolkit 1.17.8 or later as the handler of \
+                 the pod's RuntimeClass on this node"
             }
             Self::NoDriver => {
                 "install the driver on the node, or wait until its operator installs it"
@@ -219,6 +221,10 @@ mod tests {
                 "unresolvable CDI devices management.nvidia.com/gpu=GPU-a",
                 StartFault::UnresolvedName,
             ),
+            (
+                "failed to inject CDI devices: unresolvable CDI devices runtime.nvidia.com/gpu=GPU-a: unknown",
+                StartFault::UnknownDevice,
+            ),
             ("failed to initialize NVML: ERROR_LIBRARY_NOT_FOUND", StartFault::NoDriver),
             ("setting GPU memory limits is only supported in cgroup v2", StartFault::MemoryLimit),
             ("undefined symbol: nvmlDeviceSetMemoryLimits_v1", StartFault::MemoryLimit),
@@ -226,7 +232,8 @@ mod tests {
         ] {
             let state = json!({"waiting": {"reason": "RunContainerError", "message": message}});
             check(json!({ "state": state }), Some(fault));
-            let is_of_device = fault == StartFault::UnresolvedName;
+            let of_device = [StartFault::UnresolvedName, StartFault::UnknownDevice];
+            let is_of_device = of_device.contains(&fault);
             let failure = failure(json!({ "state": state })).unwrap();
             assert_eq!(failure.is_of_device_of("main"), is_of_device, "{message}");
             assert!(!failure.is_of_device_of("beside"));

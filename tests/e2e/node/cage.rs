@@ -18,11 +18,12 @@ use super::programs::said_by;
 use crate::clock;
 use crate::leash::Leash;
 
-/// Fixed places of containerd and kubelet. In the cage each is an empty file system, so that
-/// a containerd or kubelet of this machine is not met.
-const PRIVATE: [&str; 6] = [
+/// Fixed places of containerd, kubelet and the GPU Operator. In the cage each is an empty file system, so that
+/// a containerd, kubelet or driver of this machine is not met.
+const PRIVATE: [&str; 7] = [
     "/run/containerd",
     "/run/netns",
+    "/run/nvidia",
     "/var/lib/cni",
     "/var/lib/containerd",
     "/var/lib/kubelet",

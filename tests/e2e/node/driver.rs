@@ -80,6 +80,19 @@ impl Driver {
         Ok(driver)
     }
 
+    /// Lets its folder of libraries stand in the place of the machine's, which has the programs' loader.
+    pub(crate) fn lead_to_the_loader(&self) -> Result<(), String> {
+        let machine =
+            std::fs::read_dir("/usr/lib64").map_err(|error| format!("no /usr/lib64: {error}"))?;
+        for link in machine.flatten() {
+            let target = std::fs::canonicalize(link.path()).map_err(|error| error.to_string())?;
+            let here = self.root.join("usr/lib64").join(link.file_name());
+            let _older = std::fs::remove_file(&here);
+            std::os::unix::fs::symlink(target, here).map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+
     /// Its folder.
     pub(crate) fn root(&self) -> &Path {
         &self.root
@@ -160,6 +173,9 @@ impl Driver {
         std::fs::write(folder.join("next.json"), scenario.to_string()).expect("a folder of ours");
         let played = std::fs::rename(folder.join("next.json"), folder.join("scenario.json"));
         played.expect("a folder of ours");
+        // The runtime mounts it in containers, as it does with every library of this version.
+        let mounted = folder.join(format!("libscenario.so.{VERSION}"));
+        std::fs::write(mounted, scenario.to_string()).expect("a folder of ours");
     }
 }
 

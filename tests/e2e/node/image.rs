@@ -19,7 +19,7 @@ pub(crate) const CUDA: &str = "docker.io/local/cuda:1";
 const COMMANDS: [&str; 8] = ["cat", "grep", "ls", "mknod", "sh", "sleep", "tr", "rm"];
 
 /// What a container prints about itself, in one line, before it sleeps forever: its variables,
-/// the device nodes that it has, and the minor numbers of NVIDIA's devices that it may open. The last
+/// how many of the driver's libraries and which device nodes it has, and the minor numbers of NVIDIA's devices that it may open. The last
 /// is tried on nodes made here: making one is allowed, opening it is up to the control group.
 const TELL: &str = r#"#!/bin/sh
 open=""
@@ -29,8 +29,9 @@ for minor in 0 1 2 3 4 5 6 7; do
     rm /node$minor
     case "$said" in *"not permitted"*) ;; *) open="$open $minor" ;; esac
 done
+libraries=$(grep -cE '/(libcuda|libnvidia-ml)\.so' /proc/self/mountinfo)
 nodes=$(cd /dev && ls -d nvidia* 2>/dev/null | tr '\n' ' ')
-echo "tell|devices=$NVIDIA_VISIBLE_DEVICES|uuids=$GPUPACK_DEVICE_UUIDS|mib=$GPUPACK_MEMORY_MIB|limit=$NVIDIA_GPU_MEMORY_LIMIT|nodes=${nodes% }|open=${open# }"
+echo "tell|devices=$NVIDIA_VISIBLE_DEVICES|uuids=$GPUPACK_DEVICE_UUIDS|mib=$GPUPACK_MEMORY_MIB|limit=$NVIDIA_GPU_MEMORY_LIMIT|libraries=$libraries|nodes=${nodes% }|open=${open# }"
 [ "$1" = once ] || exec sleep 1000000
 "#;
 

@@ -112,10 +112,13 @@ fn parts(
     let driver = Driver::new(&work, &fleet.nodes[0].gpus, mig)?;
     let toolkit = match kind {
         GpuRuntime::Plain => None,
-        GpuRuntime::Nvidia => Some(Toolkit::new(&programs::toolkit()?, &work, &driver, &programs)?),
+        GpuRuntime::Nvidia => Some(Toolkit::new(&programs::toolkit()?, &work, &programs)?),
     };
     let program = toolkit.as_ref().map_or_else(|| programs.runc.clone(), Toolkit::program);
     let runtime = Runtime::start(&work, &programs, &program, None)?;
+    if let Some(toolkit) = &toolkit {
+        toolkit.enter(&runtime.cage, &driver)?;
+    }
     runtime.start_kubelet(plane)?;
     Ok(Parts { runtime, driver, toolkit, fleet, work })
 }
@@ -348,6 +351,11 @@ impl Reported {
     /// `GPUPACK_MEMORY_MIB`.
     pub(crate) fn mib(&self) -> &str {
         self.value("mib")
+    }
+
+    /// How many of the driver's libraries are mounted in it.
+    pub(crate) fn libraries(&self) -> &str {
+        self.value("libraries")
     }
 
     /// NVIDIA's device nodes under its `/dev`.

@@ -4,14 +4,9 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use super::toolkit::Release;
 use crate::binaries;
 use crate::clock;
-
-/// The release whose behavior `docs/admission.md` describes.
-const TOOLKIT: &str = "v1.20.1";
-
-/// Its programs that take part in the start of a container.
-const TOOLKIT_PROGRAMS: [&str; 3] = ["nvidia-container-runtime", "nvidia-cdi-hook", "nvidia-ctk"];
 
 /// The programs of a node.
 #[derive(Debug, Clone)]
@@ -47,15 +42,17 @@ pub(crate) fn find() -> Result<Programs, String> {
 
 /// Builds NVIDIA's container toolkit unless the cache has it. Returns its folder.
 pub(crate) fn toolkit() -> Result<PathBuf, String> {
-    let folder = binaries::cache()?.join(format!("nvidia-container-toolkit-{TOOLKIT}"));
-    if TOOLKIT_PROGRAMS.iter().all(|program| folder.join(program).is_file()) {
+    let release = Release::wanted();
+    let (version, programs) = (format!("v{}", release.version), release.programs());
+    let folder = binaries::cache()?.join(format!("nvidia-container-toolkit-{version}"));
+    if programs.iter().all(|program| folder.join(program).is_file()) {
         return Ok(folder);
     }
     binaries::say("building NVIDIA's container toolkit, once: a minute or two on two cores");
     let module = "github.com/NVIDIA/nvidia-container-toolkit/cmd";
     let mut build = Command::new("go");
     build.arg("install");
-    build.args(TOOLKIT_PROGRAMS.map(|program| format!("{module}/{program}@{TOOLKIT}")));
+    build.args(programs.iter().map(|program| format!("{module}/{program}@{version}")));
     build.env("GOBIN", &folder).env("CGO_ENABLED", "1");
     // It warns of deprecated functions at length; that is shown only with an error.
     said_by(&mut build)?;

@@ -165,10 +165,11 @@ impl Walk {
         let driver = Driver::new(&work, &fleet.nodes[0].gpus, (false, &[]))
             .expect("a stand-in for the driver");
         let programs = &equipment.programs;
-        let toolkit = Toolkit::new(&equipment.toolkit, &work, &driver, programs);
-        let nvidia = toolkit.expect("NVIDIA's runtime").program();
-        let runtime = Runtime::start(&work, programs, &nvidia, Some(network));
+        let toolkit = Toolkit::new(&equipment.toolkit, &work, programs);
+        let toolkit = toolkit.expect("NVIDIA's runtime");
+        let runtime = Runtime::start(&work, programs, &toolkit.program(), Some(network));
         let runtime = runtime.unwrap_or_else(|why| panic!("no containers here: {why}"));
+        toolkit.enter(&runtime.cage, &driver).unwrap_or_else(|why| panic!("no driver: {why}"));
         runtime.start_kubelet(&plane).unwrap_or_else(|why| panic!("no kubelet here: {why}"));
         let values = work.join("values.yaml");
         std::fs::write(&values, settings(&driver).to_string())

@@ -11,6 +11,7 @@ use super::runtime::{has_only, until_explained};
 use crate::clock;
 use crate::node::alone::{self, is_version_2};
 use crate::node::machine::{GpuRuntime, LIMIT, Machine, Reported, node_scenario};
+use crate::node::toolkit::Release;
 
 /// What the pod requests, and is held to.
 const MIB: u64 = 4_096;
@@ -20,6 +21,9 @@ fn the_driver_gets_the_limit_of_the_share() {
     let settings = json!({"webhook": {"memory_limit": "driver"}});
     node_scenario("limits", GpuRuntime::Nvidia, settings, |node| async move {
         node.create(&pod("limited", &json!({"gpu-memory": MIB.to_string()}))).await;
+        if !Release::wanted().limits_memory() {
+            return ignored(&node).await;
+        }
         let process = if is_version_2() {
             node.reported("limited", "main", 0).await;
             node.process("limited", "main").await.1
@@ -32,6 +36,25 @@ fn the_driver_gets_the_limit_of_the_share() {
         verified(&node, &placed, process).await;
         node.watching.verdict();
     });
+}
+
+/// A toolkit that does not know the variables: the container runs without a limit, and no state says that it has
+/// one.
+async fn ignored(node: &Machine) {
+    let reported = node.reported("limited", "main", 0).await;
+    let placed = node.placed("limited").await;
+    has_only(node, &placed, &reported);
+    let process = node.process("limited", "main").await.1;
+    let index = node.uuids().iter().position(|uuid| *uuid == placed).expect("a GPU of the node");
+    node.driver.play(&node.fleet.nodes[0].gpus, &[(index, process, 1_000)]);
+    assert_eq!(node.until_used(&placed, "limited").await, 1_000);
+    assert_eq!(node.driver.limits(), "", "the driver was never called");
+    let (configured, verified) = node.isolation(&placed, "limited").await;
+    assert_eq!(configured, IsolationMode::Driver);
+    assert_eq!(verified, IsolationMode::None, "nothing can be read back");
+    let version = Release::wanted().version;
+    node.figure(&format!("{version}: no limit and no error; configured `Driver`, verified `None`"));
+    node.watching.verdict();
 }
 
 /// kubelet cannot start such a container on version 1, which is explained; the runtime alone can, on

@@ -44,6 +44,7 @@ mod standing;
 mod taints;
 mod teams;
 mod throughput;
+mod toolkits;
 mod upgrade;
 mod walk;
 mod workloads;

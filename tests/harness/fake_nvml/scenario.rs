@@ -220,7 +220,26 @@ fn find_path() -> Option<PathBuf> {
         })
     })?;
     let library = PathBuf::from(&line[line.find('/')?..]);
-    Some(library.with_file_name("scenario.json"))
+    let beside = library.with_file_name("scenario.json");
+    if beside.is_file() {
+        return Some(beside);
+    }
+    // In a container the runtime has mounted the libraries of the driver alone.
+    let version = library.file_name()?.to_str()?.split_once(".so.")?.1;
+    let mounted = library.with_file_name(format!("{MOUNTED}.so.{version}"));
+    Some(if mounted.is_file() { mounted } else { beside })
+}
+
+/// The beginning of the name of a scenario that a container runtime takes for a library of the driver.
+const MOUNTED: &str = "libscenario";
+
+/// Leaves out the GPUs whose device nodes a container does not have, as the driver does.
+fn only_accessible(path: &Path, scenario: &mut Scenario) {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    if name.starts_with(MOUNTED) {
+        let is_there = |minor: u32| Path::new(&format!("/dev/nvidia{minor}")).exists();
+        scenario.gpus.retain(|gpu| gpu.minor.is_none_or(is_there));
+    }
 }
 
 /// The current scenario; `None` if the file is missing or is not a scenario.
@@ -238,6 +257,7 @@ pub(crate) fn current() -> Option<Arc<Scenario>> {
         match &mut scenario {
             Err(error) => write_line(&format!("no scenario: {error}")),
             Ok(scenario) => {
+                only_accessible(path, scenario);
                 if let Some(made) = instances::read(scenario) {
                     instances::add_devices(scenario, &made);
                 }

@@ -69,6 +69,12 @@ fn what_goes_beyond_baseline_is_refused_in_every_kind_of_container() {
         (json!({"env": [{"name": "NVIDIA_GDS", "value": "enabled"}]}), "`NVIDIA_GDS`"),
         (json!({"envFrom": [{"prefix": "NVIDIA_VIS", "secretRef": {"name": "x"}}]}), "prefix"),
         (json!({"envFrom": [{"prefix": "NVIDIA_NEW_", "secretRef": {"name": "x"}}]}), "prefix"),
+        (json!({"env": [{"name": "DOCKER_RESOURCE_GPU", "value": "all"}]}), "DOCKER_RESOURCE_GPU"),
+        (json!({"envFrom": [{"prefix": "DOCKER_", "secretRef": {"name": "x"}}]}), "prefix"),
+        (
+            json!({"envFrom": [{"prefix": "DOCKER_RESOURCE_G", "secretRef": {"name": "x"}}]}),
+            "prefix",
+        ),
     ];
     for list in ["containers", "initContainers", "ephemeralContainers"] {
         for (change, part) in &in_container {

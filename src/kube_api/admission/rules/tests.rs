@@ -428,6 +428,21 @@ const REFUSED: &[Bad] = &[
         },
         ["nvidia-container-devices/all`", "remove"],
     ),
+    // The runtime compares the beginning alone: it takes `all` from both of these.
+    (
+        |p| {
+            p["spec"]["containers"][1]["volumeMounts"] =
+                json!([{"name": "v", "mountPath": "/var/run/nvidia-container-devicesall"}])
+        },
+        ["nvidia-container-devicesall`", "remove"],
+    ),
+    (
+        |p| {
+            p["spec"]["containers"][1]["volumeMounts"] =
+                json!([{"name": "v", "mountPath": "/var/run/../run/nvidia-container-devicescdi/x"}])
+        },
+        ["nvidia-container-devicescdi/x`", "remove"],
+    ),
     (|p| p["metadata"]["annotations"]["cdi.k8s.io/x"] = "y".into(), ["`cdi.k8s.io/x`", "remove"]),
     (
         |p| p["metadata"]["annotations"]["io.kubernetes.cri-o.Devices"] = "/dev/nvidia0".into(),

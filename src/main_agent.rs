@@ -1,9 +1,11 @@
 //! The `gpupack-agent` program: it runs on each node with GPUs.
 
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::{self, ExitCode};
 
 use agent::command::{self, AgentArgs, node_name};
+use agent::nvml::seen::{SeenArgs, seen_as_json};
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue};
 use runtime::causes::with_causes;
@@ -24,13 +26,39 @@ struct Cli {
     agent: AgentArgs,
 }
 
+/// Print what this container has of the GPUs of its node, as JSON, and end: for `gpupack doctor --probe`.
+#[derive(Debug, Parser)]
+#[command(name = "gpupack-agent devices")]
+struct Devices {
+    #[command(flatten)]
+    seen: SeenArgs,
+}
+
 fn main() -> ExitCode {
+    let mut words: Vec<OsString> = std::env::args_os().collect();
+    if words.get(1).is_some_and(|word| word == "devices") {
+        words.remove(1);
+        return devices(&Devices::parse_from(words).seen);
+    }
     let cli = Cli::try_parse().unwrap_or_else(|error| refuse(&error));
     match command::run(cli.agent, &cli.node, Clock::start()) {
         Ok(ended) => ExitCode::from(ended.code()),
         Err(error) => {
             // Without stderr there is no place for the message.
             let _ = writeln!(io::stderr(), "gpupack-agent: {}", with_causes(&*error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Prints what is seen here.
+fn devices(args: &SeenArgs) -> ExitCode {
+    let text = seen_as_json(args);
+    let kept = args.to.as_ref().map_or(Ok(()), |file| std::fs::write(file, &text));
+    match kept.and_then(|()| writeln!(io::stdout(), "{text}")) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "gpupack-agent: {error}"); // as below
             ExitCode::FAILURE
         }
     }

@@ -41,6 +41,7 @@ pub mod nvml {
     pub(crate) mod raw_mig;
     pub(crate) mod trouble;
     pub(crate) mod library;
+    pub mod seen;
     pub(crate) mod cgroup_limits;
     pub(crate) mod instances;
     pub(crate) mod details;

@@ -56,6 +56,12 @@ pub mod doctor {
     }
     pub(crate) mod admission;
     pub(crate) mod cluster_facts;
+    /// `--probe`: pods that say what their containers get.
+    pub(crate) mod probe {
+        pub(crate) mod probe_pod;
+        pub(crate) mod verdict;
+        pub(crate) mod probing;
+    }
     pub(crate) mod checks;
     pub mod doctor_command;
 }

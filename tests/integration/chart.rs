@@ -88,7 +88,7 @@ fn the_manifests_are_those_of_the_chart() {
         .map(|file| file.unwrap().file_name().into_string().unwrap())
         .collect();
     names.sort();
-    assert_eq!(names.len(), 15, "{names:?}");
+    assert_eq!(names.len(), 16, "{names:?}");
     for name in names {
         let fresh = std::fs::read_to_string(written.path().join(&name)).unwrap();
         assert!(fresh == text(&format!("deploy/{name}")), "run deploy/render: {name} is old");
@@ -192,7 +192,7 @@ fn another_namespace_is_named_everywhere() {
     }
     let everything = [
         "--set",
-        "rbac.evict=true,networkPolicies.enabled=true,agents.metrics=true",
+        "rbac.evict=true,rbac.probe=true,networkPolicies.enabled=true,agents.metrics=true",
         "--set",
         "networkPolicies.apiServerCidrs={192.0.2.10/32}",
         "--set",

@@ -115,7 +115,8 @@ pub enum ProbeError {
     #[error(
         "NVIDIA's library `{library}` cannot be loaded ({cause}): install the NVIDIA driver on this \
          node, run the agent with the `nvidia` runtime class or mount the driver's libraries, or \
-         name the library with `--nvml-library`"
+         name the library with `--nvml-library`; where the driver is loaded, set \
+         `accept-nvidia-visible-devices-envvar-when-unprivileged` of the container toolkit to true"
     )]
     LibraryMissing {
         library: PathBuf,

@@ -224,7 +224,7 @@ impl Reader {
         Err(Unread::Failed(format!("{} has more than {} objects", path, PAGE * MOST_PAGES)))
     }
 
-    /// What the API server answers to a POST that keeps nothing: a dry run, or a review.
+    /// What the API server answers to a POST, as a rule one that keeps nothing: a dry run, or a review.
     pub(crate) async fn review(&self, path: &str, body: &Value) -> Read<ReviewAnswer> {
         let (status, answer) = self.exchange("POST", path, body.to_string().into_bytes()).await?;
         if status.is_success() {
@@ -235,6 +235,19 @@ impl Reader {
             StatusCode::NOT_FOUND => Err(Unread::Absent),
             _ => Ok(ReviewAnswer::Refused(message(status, &answer))),
         }
+    }
+
+    /// Creates an object of this kind.
+    pub(crate) async fn create(&self, all: &ObjectPath, object: &Value) -> Read<ReviewAnswer> {
+        self.review(&all.path()?, object).await
+    }
+
+    /// Deletes an object, a pod at once.
+    pub(crate) async fn delete(&self, target: &ObjectPath) -> Read<()> {
+        let path = format!("{}?gracePeriodSeconds=0", target.path()?);
+        let (status, body) = self.exchange("DELETE", &path, Vec::new()).await?;
+        let right = target.right().replacen(target.verb(), "delete", 1);
+        decoded::<Value>(status, &body, &right).map(drop)
     }
 
     /// A connection to a port of a pod, through the API server and kubelet.

@@ -9,6 +9,7 @@ use crate::doctor::parts::{
     Images, deployment, kubernetes, leader, namespace, quotas, runtime_classes, start_failures,
     versions, workload_classes,
 };
+use crate::doctor::probe::probing::probed;
 use crate::doctor::proof::certificates::{api_service, served};
 use crate::doctor::scheduler_checks::{ExpectedSettings, of_file, of_map};
 use crate::doctor::table::*;
@@ -66,6 +67,10 @@ pub(crate) async fn checked(plan: &CheckPlan<'_>, step: &dyn Fn(&str)) -> Findin
     if !rights::has_none(&reviews) {
         let facts = ClusterFacts::read(plan, step).await;
         found.extend(RULES.iter().flat_map(|rule| lines(rule(&facts, plan))));
+        if plan.probes {
+            step("what containers get, by a probe on each node");
+            found.extend(probed(plan, &facts).await);
+        }
     }
     found
 }

@@ -54,6 +54,8 @@ pub(crate) struct CheckPlan<'a> {
     pub(crate) places: Places,
     /// kube-scheduler's configuration, if the user names its file.
     pub(crate) scheduler_file: Option<String>,
+    /// Whether pods are started that look at what containers get.
+    pub(crate) probes: bool,
     /// The version of this program.
     pub(crate) program: &'a str,
     /// The time of the wall clock, in seconds since 1970.

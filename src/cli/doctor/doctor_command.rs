@@ -38,6 +38,10 @@ pub struct DoctorArgs {
     /// Configuration of kube-scheduler, where it is no ConfigMap: gpupack in place
     #[arg(long, value_name = "FILE")]
     scheduler_config: Option<PathBuf>,
+    /// Also start a pod on each GPU node, in the namespace of the agents, that says what its container gets; it
+    /// holds the smallest share, evicts no pod, and is removed
+    #[arg(long)]
+    probe: bool,
     /// End with 0 although something could not be checked
     #[arg(long)]
     accept_unchecked: bool,
@@ -98,6 +102,7 @@ async fn diagnosed(args: &DoctorArgs, clock: Clock) -> Result<Vec<Check>, Failur
             trial: args.namespace.clone(),
         },
         scheduler_file,
+        probes: args.probe,
         program: env!("CARGO_PKG_VERSION"),
         now_unix_seconds: i64::try_from(clock.unix_seconds()).unwrap_or(i64::MAX),
     };

@@ -82,13 +82,19 @@ pub(crate) struct ClusterFleet {
 
 impl ClusterFleet {
     /// Nodes with GPUs that are gpupack's: an agent runs there, reports from there, or should.
-    fn own(&self) -> BTreeSet<&str> {
+    pub(crate) fn own(&self) -> BTreeSet<&str> {
         let meant = self
             .nodes_that(|node| node.has_gpus && (node.is_selected || node.of_kubelet.is_empty()));
         let placed = self.pods.iter().flatten().map(|pod| pod.node.as_str());
         let reported = self.reports.iter();
         let reported = reported.flat_map(|reports| reports.nodes_that(Reported::has_devices));
         meant.chain(placed.filter(|name| !name.is_empty())).chain(reported).collect()
+    }
+
+    /// Nodes from which an agent reports devices.
+    pub(crate) fn reporting(&self) -> BTreeSet<&str> {
+        let there = |node: &Reported| node.devices > 0 && node.is_reporting();
+        self.reports.iter().flat_map(|reports| reports.nodes_that(there)).collect()
     }
 
     /// Names of the nodes that are so.

@@ -4,9 +4,10 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::api::kind::{
-    ApiVersion, DemoSummaryKind, DeviceListKind, DiagnosisKind, NodeListKind, TenantListKind,
+    ApiVersion, DemoSummaryKind, DeviceListKind, DiagnosisKind, NodeListKind, SeenDevicesKind,
+    TenantListKind,
 };
-use crate::api::state::{Device, Node, NodeReporting, Packing, Tenant};
+use crate::api::state::{Device, DeviceKind, Node, NodeReporting, Packing, Tenant};
 
 /// `gpupack top nodes`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -204,4 +205,40 @@ pub struct Check {
     /// What to do; left out if nothing has to be done.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fix: Option<String>,
+}
+
+/// `gpupack-agent devices`: what the container in which it runs has of the GPUs of its node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SeenDevices {
+    /// Version of this body.
+    pub api_version: ApiVersion,
+    /// `SeenDevices`.
+    pub kind: SeenDevicesKind,
+    /// What NVML lists, at most 16.
+    pub items: Vec<SeenDevice>,
+    /// How many more it lists.
+    #[serde(default)]
+    pub left_out: usize,
+    /// Why NVML lists nothing, or not everything; left out if it lists all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// Whether the driver's module is loaded on the node; left out if that cannot be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub module_loaded: Option<bool>,
+    /// `NVIDIA_VISIBLE_DEVICES` of the container: a runtime of NVIDIA that acts on it changes it to `void`.
+    pub visible_devices: String,
+}
+
+/// A device that NVML lists in a container.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SeenDevice {
+    /// UUID.
+    pub uuid: String,
+    /// GPU, GPU in MIG mode, or MIG instance.
+    #[serde(rename = "type")]
+    pub device_kind: DeviceKind,
+    /// Its memory as NVML reports it here, in MiB: under a limit of the driver, that limit.
+    pub memory_mib: u64,
 }

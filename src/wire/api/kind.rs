@@ -47,4 +47,5 @@ kinds! {
     TeamListKind: TeamList,
     DemoSummaryKind: DemoSummary,
     DiagnosisKind: Diagnosis,
+    SeenDevicesKind: SeenDevices,
 }

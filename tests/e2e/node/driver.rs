@@ -11,7 +11,7 @@ use super::programs::said_by;
 use crate::fleet::FleetGpu;
 
 /// The version it reports: the first branch with memory limits.
-const VERSION: &str = "615.43";
+pub(crate) const VERSION: &str = "615.43";
 
 /// Minor numbers of the device nodes, by NVML index: deliberately not the index.
 pub(crate) const MINORS: [u32; 2] = [3, 1];

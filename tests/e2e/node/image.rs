@@ -5,6 +5,7 @@ use std::process::Command;
 
 use serde_json::json;
 
+use super::driver::VERSION;
 use super::programs::said_by;
 use crate::oci::{About, Layer, Layout, Packing};
 use crate::tree::{Tree, TreeError};
@@ -87,6 +88,9 @@ pub(crate) fn write_program(work: &Path, program: &Path, name: &str) -> Result<P
         add(path.trim_start_matches('/'), Path::new(path))?;
     }
     files.add_folder("tmp", 0o1777).map_err(|error| error.to_string())?;
+    // `ldconfig` makes this link in a container by the name in NVIDIA's library; the stand-in has none.
+    let library = format!("/usr/lib64/libnvidia-ml.so.{VERSION}");
+    files.add_link("usr/lib/libnvidia-ml.so.1", &library).map_err(|error| error.to_string())?;
     let layer = Layer::new(&files, 0, Packing::Plain);
     let layer = layer.map_err(|error| format!("cannot write {name}: {error}"))?;
     let config = json!({"Env": ["PATH=/usr/local/bin"], "Entrypoint": [called]});

@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use serde_json::{Value, json};
 use super::cage::{Cage, ControlGroups};
 use super::image;
 use super::network::{Network, PLUGINS};
-use super::programs::Programs;
+use super::programs::{Programs, said_by};
 use crate::clock;
 use crate::control_plane::{ControlPlane, Identity, free_ports};
 
@@ -23,6 +24,16 @@ const SOCKET: &str = "/run/containerd/containerd.sock";
 
 /// How long containerd and kubelet may take to answer.
 const START_LIMIT: Duration = Duration::from_secs(30);
+
+/// A plugin for networks of pods that makes none: a pod without the node's network has an address that leads
+/// nowhere.
+const NO_NETWORK: &str = r#"#!/bin/sh
+case "$CNI_COMMAND" in
+VERSION) echo '{"cniVersion": "0.4.0", "supportedVersions": ["0.3.1", "0.4.0"]}' ;;
+ADD) echo '{"cniVersion": "0.4.0", "interfaces": [{"name": "'"$CNI_IFNAME"'", "sandbox": "'"$CNI_NETNS"'"}],
+    "ips": [{"version": "4", "address": "192.0.2.77/32", "interface": 0}]}' ;;
+esac
+"#;
 
 /// containerd and kubelet, while they run.
 pub(crate) struct Runtime {
@@ -77,8 +88,12 @@ impl Runtime {
         let folder = self.work.join("cni");
         std::fs::create_dir_all(&folder).map_err(|error| format!("no folder: {error}"))?;
         // kubelet takes a node without any network for one that is not ready.
-        let none =
-            || json!({"cniVersion": "0.4.0", "name": "none", "plugins": [{"type": "loopback"}]});
+        let none = || json!({"cniVersion": "0.4.0", "name": "none", "plugins": [{"type": "none"}]});
+        for plugin in ["none", "loopback"] {
+            let file = folder.join(plugin);
+            std::fs::write(&file, NO_NETWORK).map_err(|error| format!("no plugin: {error}"))?;
+            said_by(Command::new("chmod").arg("755").arg(file))?;
+        }
         let list = self.network.as_ref().map_or_else(none, |it| it.list(&self.work));
         std::fs::write(folder.join("pods.conflist"), list.to_string())
             .map_err(|error| format!("no network file: {error}"))?;

@@ -31,6 +31,7 @@ mod mps;
 mod needed_rights;
 mod overlap;
 mod preemption;
+mod probe;
 mod quotas;
 mod recipes;
 mod refusals;

@@ -2,7 +2,9 @@
 
 use agent::gpu::sample::{Probe, ProcessSampling};
 use agent::nvml::probe::NvmlProbe;
+use agent::nvml::seen::{SeenArgs, seen_as_json};
 use serde_json::{Value, json};
+use wire::api::commands::SeenDevices;
 use wire::api::condition::DeviceFault;
 use wire::api::state::{DeviceKind, MigPlacement};
 use wire::report::bodies::{AllocatedDevice, Allocation, AllocationState};
@@ -360,4 +362,34 @@ fn a_container_of_an_ended_pod_without_gpu_use_is_listed_with_no_memory() {
         std::fs::remove_dir_all(bed.proc_root().join(pid)).unwrap();
     }
     assert_eq!(listed(&mut probe, 5), []);
+}
+
+#[test]
+fn what_a_container_sees_is_printed_for_a_probe() {
+    let seen = |bed: &Bed, variable: &str| -> SeenDevices {
+        let visible_devices = variable.to_owned();
+        let args = SeenArgs {
+            nvml_library: Some(bed.library()),
+            proc_root: bed.proc_root(),
+            to: None,
+            visible_devices,
+        };
+        serde_json::from_str(&seen_as_json(&args)).unwrap()
+    };
+    let bed = Bed::new(&json!({"gpus": [a100("GPU-a"), t4("GPU-b")]}));
+    let all = seen(&bed, "void");
+    let found: Vec<_> = all.items.iter().map(|it| (it.uuid.as_str(), it.memory_mib)).collect();
+    assert_eq!(found, [("GPU-a", 81_920), ("GPU-b", 15_360)]);
+    assert_eq!((all.error, all.module_loaded, &*all.visible_devices), (None, None, "void"));
+    let bed = Bed::new(&json!({"gpus": [h200_in_mig_mode()]}));
+    let kinds: Vec<_> = seen(&bed, "void").items.iter().map(|it| it.device_kind).collect();
+    assert!(kinds.contains(&DeviceKind::MigParent) && kinds.contains(&DeviceKind::MigInstance));
+    for (modules, is_loaded) in [("nvidia_uvm 1\nnvidia 1 1\n", true), ("nvidia_uvm 1\n", false)] {
+        std::fs::create_dir_all(bed.proc_root()).unwrap();
+        std::fs::write(bed.proc_root().join("modules"), modules).unwrap();
+        assert_eq!(seen(&bed, "").module_loaded, Some(is_loaded));
+    }
+    std::fs::remove_file(bed.library()).unwrap();
+    let blind = seen(&bed, "runtime.nvidia.com/gpu=GPU-a");
+    assert!(blind.items.is_empty() && blind.error.is_some(), "{blind:?}");
 }

@@ -65,7 +65,6 @@ mod leash;
 mod manifests;
 /// Images, as the builder of gpupack's own writes them.
 #[cfg(test)]
-#[expect(dead_code, reason = "the builder uses the rest")]
 #[path = "../../deploy/images/oci.rs"]
 mod oci;
 #[cfg(test)]

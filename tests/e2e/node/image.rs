@@ -54,7 +54,7 @@ pub(crate) fn write(work: &Path, busybox: &Path) -> Result<PathBuf, String> {
         let about = About { architecture: architecture(), created: None, config };
         layout.add_image(name, &layers, &about);
     }
-    archive(&layout, &work.join("image/images.tar"))
+    archive(layout, &work.join("image/images.tar"))
 }
 
 fn files(busybox: &[u8]) -> Result<Tree, TreeError> {
@@ -100,15 +100,15 @@ pub(crate) fn write_program(work: &Path, program: &Path, name: &str) -> Result<P
         &[layer],
         &About { architecture: architecture(), created: None, config },
     );
-    archive(&layout, &work.join(format!("{called}.tar")))
+    archive(layout, &work.join(format!("{called}.tar")))
 }
 
 fn architecture() -> &'static str {
     if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" }
 }
 
-fn archive(layout: &Layout, file: &Path) -> Result<PathBuf, String> {
-    let files = layout.files().map_err(|error| format!("no layout: {error}"))?;
+fn archive(layout: Layout, file: &Path) -> Result<PathBuf, String> {
+    let files = layout.into_files().map_err(|error| format!("no layout: {error}"))?;
     let packed = files.to_tar(0).and_then(|bytes| std::fs::write(file, bytes));
     packed.map_err(|error| format!("cannot write {}: {error}", file.display()))?;
     Ok(file.to_owned())

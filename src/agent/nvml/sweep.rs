@@ -85,6 +85,7 @@ pub(crate) struct Sweeper<'a> {
 }
 
 /// What a kept handle was good for.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Kept {
     /// The instance was read by it.
     Read,
@@ -245,32 +246,23 @@ impl<'a> Sweeper<'a> {
         Ok(())
     }
 
-    /// Reads the MIG instances of a GPU.
+    /// Reads the MIG instances of a GPU: those whose handles were kept, and then others, if there may be any. If a
+    /// handle has ended, its instance may have another position now.
     fn instances(&mut self, parent: &Parent<'_>, sweep: &mut Sweep) -> Result<(), Trouble> {
         // The highest possible number, not the current one: gaps answer "not found".
         let most = required(parent.gpu.mig_device_count())?;
-        let looks = self.may_have_new || !self.handles.is_walked(parent.position);
+        let mut looks = self.may_have_new || !self.handles.is_walked(parent.position);
+        let mut unread = Vec::new();
         for device in 0..most.min(INSTANCES_MAX) {
             let at = MigPosition { gpu: parent.position, device };
-            match self.kept(at, parent, sweep)? {
-                Kept::Read => continue,
-                Kept::Absent if !looks => continue,
-                Kept::Absent | Kept::Ended => {}
+            let kept = self.kept(at, parent, sweep)?;
+            looks |= kept == Kept::Ended;
+            if kept != Kept::Read {
+                unread.push(at);
             }
-            let instance = match parent.gpu.mig_device_by_index(device) {
-                Err(NvmlError::NotFound | NvmlError::InvalidArg) => continue,
-                other => required(other),
-            };
-            if let Ok(instance) = &instance {
-                self.handles.keep(at, instance);
-            }
-            let mut uuid = None;
-            match instance.and_then(|instance| self.instance(&instance, parent, &mut uuid, sweep)) {
-                Ok(()) => {}
-                Err(Trouble::Library(error)) => return Err(Trouble::Library(error)),
-                Err(Trouble::Unsupported) => sweep.fail(uuid, DeviceFault::NotAnswering),
-                Err(Trouble::Device(fault)) => sweep.fail(uuid, fault),
-            }
+        }
+        for at in unread.into_iter().filter(|_| looks) {
+            self.look_up(at, parent, sweep)?;
         }
         self.handles.walked(parent.position);
         Ok(())
@@ -286,11 +278,7 @@ impl<'a> Sweeper<'a> {
     ) -> Result<Kept, Trouble> {
         let nvml: &'a Nvml = self.nvml;
         let Some(instance) = self.handles.instance(nvml, at) else { return Ok(Kept::Absent) };
-        let of_parent = sweep.seen.iter().rev().take(INSTANCES_MAX as usize);
-        let is_twice = instance
-            .uuid()
-            .is_ok_and(|uuid| of_parent.into_iter().any(|seen| seen.report.uuid == uuid));
-        if !is_twice {
+        if !sweep.has_instance(&instance) {
             match self.instance(&instance, parent, &mut None, sweep) {
                 Ok(()) => return Ok(Kept::Read),
                 Err(Trouble::Library(error)) => return Err(Trouble::Library(error)),
@@ -299,6 +287,33 @@ impl<'a> Sweeper<'a> {
         }
         self.handles.forget_instance(at);
         Ok(Kept::Ended)
+    }
+
+    /// Looks a MIG instance up, keeps its handle and reads it, if there is one.
+    fn look_up(
+        &mut self,
+        at: MigPosition,
+        parent: &Parent<'_>,
+        sweep: &mut Sweep,
+    ) -> Result<(), Trouble> {
+        let instance = match parent.gpu.mig_device_by_index(at.device) {
+            Err(NvmlError::NotFound | NvmlError::InvalidArg) => return Ok(()),
+            other => required(other),
+        };
+        if let Ok(instance) = &instance {
+            if sweep.has_instance(instance) {
+                return Ok(()); // a kept handle leads to it
+            }
+            self.handles.keep(at, instance);
+        }
+        let mut uuid = None;
+        match instance.and_then(|instance| self.instance(&instance, parent, &mut uuid, sweep)) {
+            Ok(()) => {}
+            Err(Trouble::Library(error)) => return Err(Trouble::Library(error)),
+            Err(Trouble::Unsupported) => sweep.fail(uuid, DeviceFault::NotAnswering),
+            Err(Trouble::Device(fault)) => sweep.fail(uuid, fault),
+        }
+        Ok(())
     }
 
     /// Reads one MIG instance; its name is that of the GPU followed by ` MIG <profile>`.
@@ -473,6 +488,12 @@ impl<'a> Sweeper<'a> {
 }
 
 impl Sweep {
+    /// Whether this MIG instance was read, among the last.
+    fn has_instance(&self, instance: &Device<'_>) -> bool {
+        let mut last = self.seen.iter().rev().take(INSTANCES_MAX as usize);
+        instance.uuid().is_ok_and(|uuid| last.any(|seen| seen.report.uuid == uuid))
+    }
+
     /// Notes that a device did not answer.
     fn fail(&mut self, uuid: Option<String>, fault: DeviceFault) {
         self.failures.push(Failure { uuid, fault });

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use agent::gpu::sample::{Probe, ProcessSampling, Sample};
 use runtime::clock::Clock;
 use serde_json::{Value, json};
+use wire::units::Timestamp;
 
 use crate::harness::agent::bed::{Bed, t4, with};
 use crate::harness::agent::extender::Extender;
@@ -95,4 +97,39 @@ fn reports_go_on_and_other_gpus_stay_healthy_while_the_library_opens_slowly() {
     let opened = bed.calls().iter().filter(|call| *call == "nvmlInit_v2").count();
     assert!(opened >= 2, "it was opened again");
     assert!(agent.end().success());
+}
+
+/// Others remove, make and renumber instances below kept handles.
+#[test]
+fn instances_are_seen_as_they_are_although_handles_are_kept() {
+    let instance = |letter: &str, at: u32| {
+        json!({"uuid": format!("MIG-{letter}"), "name": "NVIDIA H200 MIG 1g.18gb",
+               "total_mib": 16_384, "slot": [7 + at, at, 1], "sms": 16})
+    };
+    let scenario = |letters: &[Option<&str>]| {
+        let mut gpu = parent(0);
+        let all = letters.iter().zip(0..);
+        gpu["mig"] = all.map(|(letter, at)| letter.map(|letter| instance(letter, at))).collect();
+        json!({"gpus": [gpu], "journal": true})
+    };
+    let bed = Bed::new(&scenario(&[Some("a"), None, Some("b")]));
+    let mut probe = bed.probe();
+    let mut seen = |letters: &[Option<&str>], processes: ProcessSampling| {
+        bed.play(&scenario(letters));
+        let sample: Sample = probe.sample(processes, Timestamp::START).unwrap();
+        assert_eq!(sample.unreadable, 0, "{letters:?}");
+        assert!(sample.uses.iter().all(|it| it.healthy), "{letters:?}: {:?}", sample.uses);
+        let instances = sample.inventory.iter().filter(|it| it.parent.is_some());
+        instances.map(|it| it.uuid.trim_start_matches("MIG-").to_owned()).collect::<String>()
+    };
+    let (list, skip) = (ProcessSampling::List, ProcessSampling::Skip);
+    assert_eq!(seen(&[Some("a"), None, Some("b")], skip), "ab", "also without lists at first");
+    assert_eq!(seen(&[Some("c"), None, Some("b")], skip), "bc", "another one at the same place");
+    assert_eq!(seen(&[None, None, Some("b")], skip), "b");
+    assert_eq!(seen(&[Some("b"), None, None], skip), "b", "it has another number");
+    assert_eq!(seen(&[Some("b"), Some("d"), None], skip), "b", "not before the next list");
+    assert_eq!(seen(&[Some("b"), Some("d"), None], list), "bd");
+    let before = lookups(&bed);
+    assert_eq!(seen(&[Some("b"), Some("d"), None], skip), "bd");
+    assert_eq!(lookups(&bed), before);
 }

@@ -373,7 +373,15 @@ async fn no_pod_takes_gpus_once_it_is_gone(stage: &Stage, name: &str) {
     };
     let variable = |value: &str| json!({"name": "NVIDIA_VISIBLE_DEVICES", "value": value});
     let ours = json!({"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {"fieldPath": DEVICES}}});
-    for bad in [json!([]), json!([variable("all")]), json!([ours, variable("all")])] {
+    // Where the toolkit's configuration names it as `swarm-resource`.
+    let swarm = json!({"name": "DOCKER_RESOURCE_GPU", "value": "all"});
+    for bad in [
+        json!([]),
+        json!([variable("all")]),
+        json!([ours, variable("all")]),
+        json!([ours, swarm]),
+        json!([variable("void"), swarm]),
+    ] {
         let message = dry_run(&api, &under_nvidia(bad.clone())).await.expect_err("it takes a GPU");
         assert!(message.contains("gpupack-devices"), "{bad}: {message}");
     }
@@ -409,5 +417,5 @@ async fn no_pod_takes_gpus_once_it_is_gone(stage: &Stage, name: &str) {
     let patched = api.patch_ephemeral_containers(name, &PatchParams::default(), &patch).await;
     let message = reported(&patched.expect_err("it takes every GPU"));
     assert!(message.contains("gpupack-devices"), "{message}");
-    stage.figure("with the webhook's configuration deleted, 10 ways to take every GPU are refused");
+    stage.figure("with the webhook's configuration deleted, 12 ways to take every GPU are refused");
 }

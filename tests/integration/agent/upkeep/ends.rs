@@ -216,6 +216,7 @@ fn with_clients_of_mps_the_agent_waits_until_they_have_left() {
         mig: None,
         limits: None,
         upkeep,
+        gate: None,
     };
     let threads =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();

@@ -34,6 +34,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
+use wire::driver_work::{DriverWork, UpgradeState};
+use wire::ids::NodeName;
 use wire::report::bodies::Report;
 
 use super::people::{people_server, review_of_person};
@@ -240,6 +242,18 @@ impl Guarded {
         let (status, answer) = self.call(self.at[1], None, request).await.unwrap();
         (status.as_u16(), answer["error"].as_str().unwrap_or_default().to_owned())
     }
+
+    /// Asks with this token whether the agent of a node may open NVIDIA's library.
+    async fn ask_for_library(&self, token: Option<&str>, node: &str) -> (u16, Value) {
+        let path = format!("/v1/nodes/{node}/library");
+        let mut request = Request::get(path).header("host", "localhost");
+        if let Some(token) = token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        let request = request.body(Full::default()).unwrap();
+        let (status, answer) = self.call(self.at[1], None, request).await.unwrap();
+        (status.as_u16(), answer)
+    }
 }
 
 #[tokio::test]
@@ -377,6 +391,27 @@ async fn of_two_agents_of_a_node_only_the_newer_pod_reports() {
     assert_eq!(guarded.report(Some("gpu-b.agent-4"), "gpu-b").await.0, 200, "another node");
     let metrics = guarded.bed.get("/metrics").await.1;
     assert!(metrics.contains("gpupack_reports_total{result=\"second_agent\"} 2"), "{metrics}");
+}
+
+#[tokio::test]
+async fn a_question_about_the_library_needs_the_token_of_the_node_and_changes_nothing() {
+    let guarded = Guarded::start().await;
+    for (token, status) in [(None, 401), (Some("gpu-b.agent-1"), 403), (Some("gpu-a.agent-1"), 200)]
+    {
+        assert_eq!(guarded.ask_for_library(token, "gpu-a").await.0, status, "{token:?}");
+    }
+    assert_eq!(
+        guarded.ask_for_library(Some("gpu-z.agent-1"), "gpu-z").await.0,
+        503,
+        "no such node is listed"
+    );
+    let (node, work) = (NodeName::new("gpu-a"), Some(UpgradeState::Drain));
+    guarded.bed.app.ledger.see_driver_work(&node, DriverWork { upgrade: work, mig: None });
+    assert_eq!(guarded.report(Some("gpu-a.agent-5"), "gpu-a").await.0, 200);
+    let (status, answer) = guarded.ask_for_library(Some("gpu-a.agent-6"), "gpu-a").await;
+    assert_eq!((status, &answer["kind"]), (200, &json!("LibraryAnswer")));
+    assert_eq!(answer["closeLibrary"], "nvidia.com/gpu-driver-upgrade-state=drain-required");
+    assert_eq!(guarded.report(Some("gpu-a.agent-5"), "gpu-a").await.0, 200, "it still reports");
 }
 
 #[tokio::test]

@@ -354,18 +354,7 @@ impl Player {
                 ledger.lose_node(&NodeName::new(NODES[*at]));
                 None
             }
-            Event::Hello(at, kind) => {
-                self.kinds[*at] = *kind;
-                self.sessions[*at] = None;
-                // it names every device; one that a `Report` begins may leave some out
-                let named = |_| Seen {
-                    is_healthy: true,
-                    used: None,
-                    is_sampled: false,
-                    pods: BTreeSet::new(),
-                };
-                self.report(*at, &(0..4).map(named).collect::<Vec<_>>())
-            }
+            Event::Hello(at, kind) => self.hello(*at, *kind),
             Event::Report(at, seen) => self.report(*at, seen),
             Event::Reserve(at, node, query) => {
                 let uid = self.uid(*at);
@@ -406,6 +395,15 @@ impl Player {
                 None
             }
         }
+    }
+
+    /// The agent of a node starts: it names every device. A `Report` that begins a session may leave some out.
+    fn hello(&mut self, at: usize, kind: usize) -> Option<Vec<LedgerEvent>> {
+        self.kinds[at] = kind;
+        self.sessions[at] = None;
+        let named =
+            |_| Seen { is_healthy: true, used: None, is_sampled: false, pods: BTreeSet::new() };
+        self.report(at, &(0..4).map(named).collect::<Vec<_>>())
     }
 
     fn bind(

@@ -157,7 +157,7 @@ fn a_node_takes_no_pods_after_two_blind_ones_until_a_sign() {
     };
     let room = LedgerEvent::Room(NodeName::new("n"));
     let ledger = closed();
-    assert_eq!(note(&ledger, "r/3+", seconds(3)), [room.clone()]);
+    assert_eq!(note(&ledger, "r/3+", seconds(3)), std::slice::from_ref(&room));
     assert!(takes(&ledger), "a pod there sees its GPU");
     let ledger = closed();
     let reports = |sequence, now| {

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::{self, ExitCode};
+use std::time::Duration;
 
 use agent::command::{self, AgentArgs, node_name};
 use agent::nvml::seen::{SeenArgs, seen_as_json};
@@ -56,7 +57,10 @@ fn devices(args: &SeenArgs) -> ExitCode {
     let text = seen_as_json(args);
     let kept = args.to.as_ref().map_or(Ok(()), |file| std::fs::write(file, &text));
     match kept.and_then(|()| writeln!(io::stdout(), "{text}")) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => {
+            std::thread::sleep(Duration::from_secs(args.stay));
+            ExitCode::SUCCESS
+        }
         Err(error) => {
             let _ = writeln!(io::stderr(), "gpupack-agent: {error}"); // as below
             ExitCode::FAILURE

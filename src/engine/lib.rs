@@ -25,7 +25,10 @@ pub mod model {
     pub mod workload;
     pub mod fit;
     pub mod reservation;
-    pub mod intake;
+    /// Parts of the state of a node.
+    pub mod node {
+        pub mod intake;
+    }
     pub mod isolation;
     pub mod device_state;
     pub mod node_state;

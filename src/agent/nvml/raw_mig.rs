@@ -91,9 +91,9 @@ pub(crate) fn profile(
     })
 }
 
-/// The text in a buffer, up to its first zero.
+/// The text in a buffer, up to its first zero. On some machines C's letters have a sign, on others none.
 fn text(buffer: &[c_char]) -> String {
-    let bytes = buffer.iter().map(|letter| letter.cast_unsigned()).take_while(|byte| *byte != 0);
+    let bytes = buffer.iter().flat_map(|letter| letter.to_ne_bytes()).take_while(|byte| *byte != 0);
     String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()
 }
 

@@ -33,6 +33,10 @@ pub struct SeenArgs {
     #[arg(long, value_name = "FILE")]
     pub to: Option<PathBuf>,
 
+    /// Seconds to go on before the end, so that the agent of the node sees this container.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=60))]
+    pub stay: u64,
+
     /// What NVIDIA's runtime left of the variable.
     #[arg(long, env = "NVIDIA_VISIBLE_DEVICES", default_value = "", hide = true)]
     pub visible_devices: String,

@@ -22,8 +22,8 @@ use crate::model::device_state::{
     Verification,
 };
 use crate::model::fit::{CompiledRequest, NeighborIsolation, Room};
-use crate::model::intake::{Intake, Start};
 use crate::model::isolation::LimitOrders;
+use crate::model::node::intake::{Intake, Start};
 use crate::model::rejection::Rejection;
 use crate::model::request::Purpose;
 use crate::model::reservation::{

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use litemap::LiteMap;
 
-use crate::model::intake::Start;
+use crate::model::node::intake::Start;
 use crate::model::node_state::NodeState;
 use crate::model::reservation::PodRef;
 use wire::ids::PodUid;

@@ -7,7 +7,7 @@ use crate::views::viewer::Viewer;
 use crate::views::{devices, pods};
 use control::pods::memory_guard::Protection;
 use control::shared::app::App;
-use engine::model::intake::Intake;
+use engine::model::node::intake::Intake;
 use engine::model::node_state::{NodeReporting, NodeState};
 use engine::scoring::fragmentation::PackingSums;
 use kube_api::protocol::messages::to_json;

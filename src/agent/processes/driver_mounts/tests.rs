@@ -106,7 +106,7 @@ fn the_driver_is_seen_by_the_mounts_of_its_libraries() {
         (format!("{PLAIN}{CDI}"), "+a"),
         (format!("{PLAIN}{LEGACY}"), "+a"),
         // A folder with the driver, as on GKE; graphics alone.
-        (format!("{PLAIN}710 700 259:1 /home/nvidia /usr/local/nvidia ro - ext4 /dev/a rw\n"), ""),
+        (format!("{PLAIN}710 700 259:1 /opt/driver /usr/local/nvidia ro - ext4 /dev/a rw\n"), ""),
         (format!("{PLAIN}722 702 0:6 /nvidiactl /dev/nvidiactl ro - devtmpfs udev rw\n"), ""),
         // Stubs and libraries of the image are files of its own, and the pod's volumes are no libraries.
         (format!("{PLAIN}710 700 259:1 /v /usr/local/cuda/libcuda rw - ext4 /dev/a rw\n"), "-a"),

@@ -17,6 +17,10 @@ const CLASS: &str = "gpupack-probe";
 /// Where its container leaves what it saw, from which kubelet takes it into the status of the pod.
 const SAID_IN: &str = "/dev/termination-log";
 
+/// Seconds for which the container goes on: the node's agent learns of the pod with its next reply, after 5 s at most, and
+/// then sees that the container has its GPU.
+const STAY: &str = "8";
+
 /// How long its container may run, in seconds: also if no one deletes it.
 const DEADLINE_SECONDS: u32 = 60;
 
@@ -56,7 +60,7 @@ pub(crate) fn probe_pod(node: &str, agents: &WorkloadSummary, config: &Config) -
                 "seccompProfile": {"type": "RuntimeDefault"}},
             "containers": [{
                 "name": "probe", "image": agents.image(), "imagePullPolicy": pull,
-                "args": ["devices", "--to", SAID_IN], "env": env,
+                "args": ["devices", "--to", SAID_IN, "--stay", STAY], "env": env,
                 "resources": {"requests": {"cpu": "10m", "memory": "32Mi"},
                     "limits": {"memory": "128Mi"}},
                 "securityContext": {"allowPrivilegeEscalation": false,

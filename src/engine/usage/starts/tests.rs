@@ -192,7 +192,7 @@ fn pods_of_before_the_agent_or_without_a_named_container_are_no_sign() {
     ledger.see_containers(&uid("r"), &any, seconds(1));
     let events = note(&ledger, "p/1o q/2o r/3-", seconds(1));
     assert_eq!(events, [blind("p", "main"), blind("q", "main"), blind("r", "main")]);
-    assert_eq!(node(&ledger, "n").intake(), &crate::model::intake::Intake::default());
+    assert_eq!(node(&ledger, "n").intake(), &crate::model::node::intake::Intake::default());
 }
 
 #[test]

@@ -372,6 +372,7 @@ fn what_a_container_sees_is_printed_for_a_probe() {
             nvml_library: Some(bed.library()),
             proc_root: bed.proc_root(),
             to: None,
+            stay: 0,
             visible_devices,
         };
         serde_json::from_str(&seen_as_json(&args)).unwrap()

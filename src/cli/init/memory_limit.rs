@@ -54,8 +54,7 @@ pub(crate) fn choose(cluster: &Cluster) -> Choice {
         .collect();
     if lacks.is_empty() {
         let reason = "Drivers and container toolkits limit the memory of each container. All nodes need cgroup v2: \
-             on version 1 the toolkit refuses containers that share a GPU. Memory is held by the driver; with \
-             agents.privileged: true gpupack verifies it.";
+             on version 1 the toolkit refuses containers that share a GPU. Memory is held by the driver.";
         return Choice { limit: "driver", reason: reason.to_owned() };
     }
     let reason = format!(

@@ -389,6 +389,10 @@ fn agents(sheet: &mut Sheet, cluster: &Cluster) {
         );
         section.line("  waitForToolkit: true");
     }
+    if choose(cluster).limit == "driver" {
+        section.note(2, "Only privileged agents can verify the limits of the driver.");
+        section.line("  privileged: true");
+    }
     if cluster.has_group("monitoring.coreos.com") == Some(true) {
         section.line("  metrics: true");
     }

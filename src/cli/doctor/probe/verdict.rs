@@ -71,7 +71,7 @@ pub(crate) const SILENT: CheckRow = row(
 const REFUSED: CheckRow = row(
     Problem,
     "{0}: the runtime did not start the container: {1}",
-    "docs/operations.md#containers-that-cannot-start says what to do",
+    "docs/operations.md#pods-without-their-gpu says what to do",
 );
 const IGNORED: CheckRow = row(
     Problem,

@@ -248,6 +248,7 @@ fn the_driver_holds_memory_where_every_node_can() {
     ] {
         let (text, found) = read(&with(drivers, toolkits));
         assert_eq!(found["config"]["webhook"]["memory_limit"], limit, "{text}");
+        assert_eq!(found["agents"]["privileged"] == true, limit == "driver", "{text}");
         assert!(text.replace("\n#", "").contains(why), "{why} in {text}");
     }
 }

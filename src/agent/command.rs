@@ -267,13 +267,16 @@ pub fn run(args: AgentArgs, node: &str, clock: Clock) -> anyhow::Result<Ended> {
 
 async fn run_until_signal(args: AgentArgs, node: &str, clock: Clock) -> anyhow::Result<Ended> {
     let stop = stop()?;
+    // At once: the module may be loaded while the rest gets ready.
+    let host = Upkeep { proc_root: Some(args.proc_root.clone()), ..Upkeep::default() };
+    let was_loaded = host.is_module_loaded();
     let gate = LibraryGate::default();
     let mut config = AgentConfig { gate: Some(gate.clone()), ..args.config(clock)? };
     show(&args, &config)?;
     let daemons = args.mps.daemons(&args.proc_root, clock, &gate);
     let upkeep = config.upkeep;
     let (proc_root, managed) = (Some(args.proc_root.clone()), daemons.clone());
-    config.upkeep = Upkeep { proc_root, daemons: managed, ..upkeep };
+    config.upkeep = Upkeep { proc_root, was_loaded, daemons: managed, ..upkeep };
     let pods = PodsByProcess::new(args.proc_root);
     let ignored = args.ignore_xids.iter().copied().map(u64::from).collect();
     let probe = NvmlProbe::new(args.nvml_library.clone(), pods).ignoring(ignored);

@@ -35,6 +35,12 @@ pub mod mig {
     pub mod on_demand;
 }
 
+/// What kubelet's probes see, and when the agent ends so that its container is made again.
+pub mod upkeep {
+    pub mod renewal;
+    pub mod condition;
+}
+
 /// The calls of NVML, and what they say.
 pub mod nvml {
     pub(crate) mod raw;
@@ -49,12 +55,6 @@ pub mod nvml {
     pub(crate) mod sweep;
     pub mod probe;
     pub mod maker;
-}
-
-/// What kubelet's probes see, and when the agent ends so that its container is made again.
-pub mod upkeep {
-    pub mod renewal;
-    pub mod condition;
 }
 
 /// Sampling, and the conversation with the extender.

@@ -35,7 +35,7 @@ struct SharedGate {
 struct Said {
     /// By the number of the link.
     extenders: BTreeMap<usize, Answer>,
-    /// What counted when the last extender was forgotten.
+    /// What counted when one was forgotten and no other one answered.
     left: Option<Answer>,
 }
 
@@ -71,10 +71,10 @@ impl LibraryGate {
     pub fn forget(&self, link: usize) {
         self.change(|said| {
             let counted = said.closed();
-            if let Some(answer) = said.extenders.remove(&link)
-                && said.extenders.is_empty()
-            {
-                said.left = Some(Answer { is_live: false, closed: counted.or(answer.closed) });
+            let is_known = said.extenders.remove(&link).is_some();
+            // What counted stands until another one answers.
+            if is_known && !said.extenders.values().any(|answer| answer.is_live) {
+                said.left = Some(Answer { is_live: false, closed: counted });
             }
         });
     }
@@ -182,6 +182,20 @@ mod tests {
         gate.lose(2);
         assert!(is_open(&gate));
         gate.forget(2);
+        assert!(is_open(&gate));
+    }
+
+    #[test]
+    fn one_that_is_forgotten_leaves_its_word_beside_one_that_is_lost() {
+        let gate = LibraryGate::default();
+        gate.learn(1, closed());
+        gate.learn(2, None);
+        gate.lose(2);
+        gate.lose(1);
+        assert!(!is_open(&gate));
+        gate.forget(1);
+        assert!(!is_open(&gate), "the other one has said nothing new");
+        gate.learn(2, None);
         assert!(is_open(&gate));
     }
 

@@ -152,7 +152,10 @@ impl MpsDaemons {
     pub(crate) async fn have_clients(&self) -> bool {
         let duties = self.shared.devices.borrow().duties.clone();
         for (uuid, _) in duties.iter().filter(|(_, duty)| **duty == Duty::Manage) {
-            if self.shared.control(uuid).has_clients().await == Some(true) {
+            // A daemon that does not say may have some, unless none was there at the last check.
+            let is_there = |known: &(MpsState, Timestamp)| known.0 != MpsState::Absent;
+            let may_have = self.shared.known.lock().get(uuid).is_none_or(is_there);
+            if self.shared.control(uuid).has_clients().await.unwrap_or(may_have) {
                 return true;
             }
         }
@@ -331,7 +334,7 @@ impl Keeper {
             self.shared.note(&self.uuid, state);
             if self.duty == Duty::Manage {
                 match self.shared.is_closed() {
-                    true => self.rest().await,
+                    true => self.rest(state).await,
                     false => self.mind(state),
                 }
             }
@@ -347,17 +350,10 @@ impl Keeper {
     /// Starts the daemon if none answers, and kills the agent's own if it does not answer.
     fn mind(&mut self, state: MpsState) {
         let now = self.shared.clock.now();
-        match (state, &mut self.daemon) {
+        match (state, &self.daemon) {
             (MpsState::Absent, None) if now >= self.next_start => self.start(now),
             (MpsState::Absent, None) => {}
-            (MpsState::Absent, Some(daemon)) => {
-                self.misses += 1;
-                if self.misses >= MISSES_MAX {
-                    tracing::warn!(gpu = self.uuid, "the MPS daemon does not answer: it is killed");
-                    // On an error it has ended already, which the next check sees.
-                    let _ = daemon.start_kill();
-                }
-            }
+            (MpsState::Absent, Some(_)) => self.miss(),
             (_, _) => {
                 self.misses = 0;
                 if now >= self.next_start.plus(LONGEST_PAUSE) {
@@ -367,9 +363,27 @@ impl Keeper {
         }
     }
 
-    /// Ends the daemon without clients: its server keeps the driver open after the last one.
-    async fn rest(&mut self) {
-        if self.daemon.is_none() || self.control.has_clients().await != Some(false) {
+    /// Counts a check that the agent's daemon did not answer, and kills it after some.
+    fn miss(&mut self) {
+        self.misses += 1;
+        if let Some(daemon) = self.daemon.as_mut().filter(|_| self.misses >= MISSES_MAX) {
+            tracing::warn!(gpu = self.uuid, "the MPS daemon does not answer: it is killed");
+            // On an error it has ended already, which the next check sees.
+            let _ = daemon.start_kill();
+        }
+    }
+
+    /// Ends the daemon without clients: its server keeps the driver open after the last one. One that does not answer
+    /// keeps it, too.
+    async fn rest(&mut self, state: MpsState) {
+        if self.daemon.is_none() {
+            return;
+        }
+        if state == MpsState::Absent {
+            return self.miss();
+        }
+        self.misses = 0;
+        if self.control.has_clients().await != Some(false) {
             return;
         }
         tracing::info!(gpu = self.uuid, "the MPS daemon ends while the driver is replaced");

@@ -101,13 +101,16 @@ impl ExtenderClient {
     /// Asks whether NVIDIA's library may be open on a node. Why it is to be closed, or `None`.
     ///
     /// # Errors
-    /// Why the extender does not say so.
-    pub async fn library(&self, node: &str) -> Result<Option<String>, String> {
+    /// Why the extender does not say so: it refuses, or is away.
+    pub async fn library(&self, node: &str) -> Result<Option<String>, Box<ExtenderAnswer>> {
         let _permit = self.permits.acquire().await.expect("the semaphore is never closed");
         let request = Request::get(format!("{}{}", self.base, library_path(node)));
-        let token = self.proof.authorization()?;
-        let (status, body) = self.exchange(request, token, Vec::new()).await?;
-        read_library(status, &body)
+        let token = self.proof.authorization();
+        let token = token.map_err(|error| Box::new(ExtenderAnswer::Refused { error }))?;
+        match self.exchange(request, token, Vec::new()).await {
+            Ok((status, body)) => read_library(status, &body),
+            Err(error) => Err(Box::new(ExtenderAnswer::Away { error })),
+        }
     }
 
     /// Sends a request with a token and a body.
@@ -128,15 +131,20 @@ impl ExtenderClient {
 
 /// The meaning of an answer to the question whether the library may be open. An extender of an earlier version
 /// does not know the path, and then it may.
-fn read_library(status: StatusCode, body: &[u8]) -> Result<Option<String>, String> {
+fn read_library(status: StatusCode, body: &[u8]) -> Result<Option<String>, Box<ExtenderAnswer>> {
     match status {
-        StatusCode::OK => {
-            let answer = serde_json::from_slice::<LibraryAnswer>(body);
-            let answer = answer.map_err(|error| format!("its answer cannot be read: {error}"))?;
-            Ok(answer.close_library)
-        }
+        StatusCode::OK => match serde_json::from_slice::<LibraryAnswer>(body) {
+            Ok(answer) => Ok(answer.close_library),
+            Err(error) => {
+                let error = format!("its answer cannot be read: {error}");
+                Err(Box::new(ExtenderAnswer::Refused { error }))
+            }
+        },
         StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => Ok(None),
-        status => Err(status.to_string()),
+        status if status.is_client_error() => {
+            Err(Box::new(ExtenderAnswer::Refused { error: status.to_string() }))
+        }
+        status => Err(Box::new(ExtenderAnswer::Away { error: status.to_string() })),
     }
 }
 

@@ -63,15 +63,12 @@ impl Link {
     /// Asks whether NVIDIA's library may be open, until there is something to report: the replies say so from
     /// then on.
     async fn ask_for_library(&mut self) {
-        let Some(gate) = self.node.gate.clone() else { return };
+        if self.node.gate.is_none() {
+            return;
+        }
         while self.newest.borrow().is_none() {
-            match self.extender.client.library(&self.node.name).await {
-                Ok(closed) => gate.learn(self.number, closed),
-                Err(error) => {
-                    let (node, extender) = (&self.node.name, self.extender.client.address());
-                    tracing::debug!(%node, extender, error, "whether the driver may be used is not known");
-                    gate.lose(self.number);
-                }
+            if let Some(failure) = self.ask().await {
+                self.log_changes(&failure);
             }
             let part = rand::rng().random_range(500..=1_000_u32);
             tokio::select! {
@@ -81,6 +78,23 @@ impl Link {
         }
         // The first sample is news for the loop of reports.
         self.newest.mark_changed();
+    }
+
+    /// Asks once. Returns what went wrong.
+    async fn ask(&mut self) -> Option<ExtenderAnswer> {
+        let gate = self.node.gate.clone()?;
+        match self.extender.client.library(&self.node.name).await {
+            Ok(closed) => {
+                gate.learn(self.number, closed);
+                // It answers, whatever it says about reports.
+                self.settle_contact(&ExtenderAnswer::SessionExpired);
+                None
+            }
+            Err(failure) => {
+                gate.lose(self.number);
+                Some(*failure)
+            }
+        }
     }
 
     /// One report and its answer.
@@ -105,6 +119,17 @@ impl Link {
         }
         let next = self.session.settle(&answer);
         self.log_changes(&answer);
+        let is_refused = matches!(answer, ExtenderAnswer::Refused { .. });
+        self.take_allocations(answer);
+        if is_refused {
+            // It takes no report of this node, and may say all the same what is done with the driver.
+            self.ask().await;
+        }
+        next
+    }
+
+    /// Takes the allocations in an answer.
+    fn take_allocations(&self, answer: ExtenderAnswer) {
         let mut allocations = self.node.allocations();
         match answer {
             ExtenderAnswer::Reply(reply) => {
@@ -114,10 +139,9 @@ impl Link {
             }
             ExtenderAnswer::SessionExpired => {}
             ExtenderAnswer::Refused { .. } | ExtenderAnswer::Away { .. } => {
-                allocations.lose(self.number)
+                allocations.lose(self.number);
             }
         }
-        next
     }
 
     /// Takes the orders in an answer. They end with an answer that is none.
@@ -167,7 +191,7 @@ impl Link {
         self.is_refused = matches!(answer, ExtenderAnswer::Refused { .. });
         match answer {
             ExtenderAnswer::Refused { error } if !was_refused => {
-                tracing::error!(%node, extender, error, "the extender refuses this node's reports");
+                tracing::error!(%node, extender, error, "the extender refuses this node's agent");
             }
             ExtenderAnswer::Reply(_) if was_refused => {
                 tracing::info!(%node, extender, "the extender takes this node's reports again");
@@ -177,6 +201,12 @@ impl Link {
             | ExtenderAnswer::SessionExpired
             | ExtenderAnswer::Away { .. } => {}
         }
+        self.settle_contact(answer);
+    }
+
+    /// Learns whether the extender answers, and logs a change.
+    fn settle_contact(&self, answer: &ExtenderAnswer) {
+        let extender = self.extender.client.address();
         let mut contact = self.extender.contact.lock();
         match contact.settle(answer, self.clock.now()) {
             Some(ContactChange::Lost { error }) => {

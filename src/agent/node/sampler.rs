@@ -100,7 +100,7 @@ impl<P: Probe + 'static> Sampler<P> {
             samples,
             metrics: config.metrics.clone(),
             upkeep: config.upkeep.clone(),
-            renewals: Renewals::default(),
+            renewals: Renewals::since(config.upkeep.was_loaded),
             is_outdated: false,
             logged: LoggedState::default(),
         }

@@ -13,6 +13,7 @@ use crate::nvml::cgroup_limits::MemoryLimits;
 use crate::nvml::raw;
 use crate::nvml::trouble::{Trouble, unless_lost};
 use crate::processes::pods::{CGROUP_ROOT, read_lossily};
+use crate::upkeep::renewal::has_driver;
 use wire::api::condition::AddressingMode;
 use wire::api::state::{MigPlacement, Neighbor};
 use wire::report::bodies::{DeviceReport, DriverReport, ProcessUse};
@@ -210,6 +211,12 @@ pub(crate) fn with_modules(driver: &DriverReport, proc_root: &Path) -> DriverRep
         );
     }
     DriverReport { lacks_uvm, ..driver.clone() }
+}
+
+/// Whether the kernel has not loaded NVIDIA's driver. A list that cannot be read proves nothing.
+pub(crate) fn lacks_driver(proc_root: &Path) -> bool {
+    let modules = read_lossily(&proc_root.join("modules"), MAX_DEVICES_BYTES);
+    modules.is_some_and(|modules| !has_driver(&modules))
 }
 
 /// Whether `/proc/devices` has a number for this name.

@@ -85,6 +85,8 @@ struct KeptGpu {
     instances: BTreeMap<u32, Handle>,
     /// Whether all positions were looked at.
     is_walked: bool,
+    /// Whether one of them had no device.
+    is_vacant: bool,
 }
 
 impl Handles {
@@ -110,7 +112,10 @@ impl Handles {
         }
         let gpu = nvml.device_by_index(position)?;
         let (handle, instances) = (Handle::of(&gpu), BTreeMap::new());
-        self.gpus.insert(position, KeptGpu { handle, uuid: None, instances, is_walked: false });
+        self.gpus.insert(
+            position,
+            KeptGpu { handle, uuid: None, instances, is_walked: false, is_vacant: false },
+        );
         Ok(gpu)
     }
 
@@ -160,17 +165,23 @@ impl Handles {
         self.gpus.get(&gpu).is_some_and(|kept| kept.is_walked)
     }
 
-    /// Notes that all positions of a GPU were looked at.
-    pub(crate) fn walked(&mut self, gpu: u32) {
+    /// Notes that all positions of a GPU were looked at, of which there are so many.
+    pub(crate) fn walked(&mut self, gpu: u32, positions: u32) {
         if let Some(kept) = self.gpus.get_mut(&gpu) {
             kept.is_walked = true;
+            kept.is_vacant = kept.instances.len() < positions as usize;
         }
+    }
+
+    /// Whether a GPU in MIG mode has positions without a device.
+    pub(crate) fn have_vacancies(&self) -> bool {
+        self.gpus.values().any(|kept| kept.is_vacant)
     }
 
     /// Notes that a GPU is not in MIG mode, so that it has no such devices.
     pub(crate) fn note_whole(&mut self, gpu: u32) {
         if let Some(kept) = self.gpus.get_mut(&gpu) {
-            kept.is_walked = false;
+            (kept.is_walked, kept.is_vacant) = (false, false);
             kept.instances.clear();
         }
     }

@@ -430,7 +430,12 @@ fn absent_device(known: &DeviceReport, failures: &[Failure]) -> SeenDevice {
 impl Probe for NvmlProbe {
     fn sample(&mut self, processes: ProcessSampling, now: Timestamp) -> Result<Sample, ProbeError> {
         let sample = self.take_sample(processes, now);
-        if sample.is_err() {
+        let is_driver_away = match &sample {
+            Ok(_) => false,
+            Err(ProbeError::Closed { .. }) => details::lacks_driver(&self.pods.root),
+            Err(_) => true,
+        };
+        if is_driver_away {
             // Whatever was wrong with a GPU, the driver starts again.
             self.health.values_mut().for_each(GpuHealth::learn_absence);
         }
@@ -444,7 +449,8 @@ impl Probe for NvmlProbe {
     }
 
     fn is_open(&self) -> bool {
-        self.open.is_some()
+        // Empty places of a GPU in MIG mode are looked up with each list.
+        self.open.as_ref().is_some_and(|open| !open.handles.have_vacancies())
     }
 }
 
@@ -474,13 +480,16 @@ impl NvmlProbe {
             self.open = None;
             return Err(ProbeError::Closed { why });
         }
+        let is_new = self.open.is_none();
         let mut open = match self.open.take() {
             Some(open) => open,
             None => self.open(now)?,
         };
         let has_ended = self.watched.forget_ended(&self.pods);
-        let processes = if has_ended { ProcessSampling::List } else { processes };
         let changes = self.on_demand.as_ref().map_or(0, |on_demand| on_demand.made().changes());
+        // Of a device that is new here, only its list may say what is in use.
+        let needs_list = has_ended || is_new || changes != open.changes;
+        let processes = if needs_list { ProcessSampling::List } else { processes };
         let sweep = self.sweep(&mut open, processes, changes, now)?;
         if processes == ProcessSampling::List {
             let driver = open.driver.as_ref();

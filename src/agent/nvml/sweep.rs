@@ -264,7 +264,7 @@ impl<'a> Sweeper<'a> {
         for at in unread.into_iter().filter(|_| looks) {
             self.look_up(at, parent, sweep)?;
         }
-        self.handles.walked(parent.position);
+        self.handles.walked(parent.position, most.min(INSTANCES_MAX));
         Ok(())
     }
 

@@ -5,6 +5,7 @@
 //! of the container starts. Mounts of a container never change, so each is looked at once. The extender
 //! knows which containers of a pod are to have the devices; here all are alike.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -29,6 +30,12 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// The same if all have: containers may start again or be more than one.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
+
+/// How often a container is looked at that is not clear. While its mounts are made, it is not.
+const MOST_LOOKS: u32 = 5;
+
+/// Most bytes of a map of user ids.
+const MAX_MAP_BYTES: u64 = 4_096;
 
 /// Most containers of one pod that are kept. A container that is restarted is another one.
 const MAX_OF_POD: usize = 32;
@@ -63,6 +70,15 @@ struct Container {
     has_driver: Option<bool>,
     /// Whether that process still ran when it was last looked at.
     is_running: bool,
+    /// How often it was looked at.
+    looks: u32,
+}
+
+impl Container {
+    /// Whether to look no more: it is clear, or was not for some looks, as with a sandbox.
+    fn is_settled(&self) -> bool {
+        self.has_driver.is_some() || self.looks >= MOST_LOOKS
+    }
 }
 
 impl DriverMounts {
@@ -101,13 +117,18 @@ impl DriverMounts {
 
     /// The containers whose mounts are known.
     pub(crate) fn reports(&self) -> Vec<ContainerReport> {
-        let known = self.containers.iter().filter_map(|((uid, id), container)| {
+        // Those that run first, then the newest.
+        let mut all: Vec<_> = self.containers.iter().collect();
+        all.sort_by_key(|(_, container)| (!container.is_running, Reverse(container.began)));
+        let known = all.into_iter().filter_map(|((uid, id), container)| {
             let has_driver = container.has_driver?;
             let is_older = self.agent_began.is_some_and(|agent| container.began < agent);
             let (pod_uid, id) = (uid.to_string(), id.clone());
             Some(ContainerReport { pod_uid, id, has_driver, is_older })
         });
-        known.take(MAX_CONTAINERS).collect()
+        let mut reports: Vec<ContainerReport> = known.take(MAX_CONTAINERS).collect();
+        reports.sort_by(|a, b| (&a.pod_uid, &a.id).cmp(&(&b.pod_uid, &b.id)));
+        reports
     }
 
     /// Time between two looks.
@@ -122,11 +143,11 @@ impl DriverMounts {
         let mut pods = self.pods.iter().filter(|(_, pod)| !pod.is_draining);
         pods.all(|(uid, pod)| {
             let of_pod = || self.containers.iter().filter(|((of, _), _)| of == uid);
-            let known = of_pod().filter(|(_, it)| it.is_running && it.has_driver.is_some());
+            let known = of_pod().filter(|(_, it)| it.is_running && it.is_settled());
             let has_driver = known.clone().any(|(_, it)| it.has_driver == Some(true));
             now.since(pod.since) >= NEW_FOR
                 && (has_driver || known.count() > 1)
-                && of_pod().all(|(_, it)| it.has_driver.is_some())
+                && of_pod().all(|(_, it)| it.is_settled())
         })
     }
 
@@ -143,7 +164,7 @@ impl DriverMounts {
             let Some(key) = container_in_cgroup(&text) else { continue };
             let is_sought = self.pods.get(&key.0).is_some_and(|pod| !pod.is_draining);
             let known = self.containers.get(&key);
-            let is_known = known.is_some_and(|it| it.is_running && it.has_driver.is_some());
+            let is_known = known.is_some_and(|it| it.is_running && it.is_settled());
             if !is_sought || is_known {
                 continue;
             }
@@ -162,8 +183,10 @@ impl DriverMounts {
         (began, pid): (BootTicks, u32),
         processes: &PodsByProcess,
     ) {
-        let known = self.containers.get(&key).and_then(|known| known.has_driver);
-        let has_driver = known.or_else(|| has_driver(pid, processes));
+        let known = self.containers.get(&key);
+        let looks = known.map_or(0, |known| known.looks).saturating_add(1);
+        let has_driver =
+            known.and_then(|known| known.has_driver).or_else(|| has_driver(pid, &key.0, processes));
         // It may have ended during the read, and its id be another's.
         if processes.running_since(pid) != Some(began) {
             return;
@@ -175,20 +198,24 @@ impl DriverMounts {
             let first = first.clone();
             self.containers.remove(&first);
         }
-        let container = Container { pid, began, has_driver, is_running: true };
+        let container = Container { pid, began, has_driver, is_running: true, looks };
         self.containers.insert(key, container);
     }
 }
 
-/// Whether the process `pid` of a container sees a library of the driver; `None` if that is not clear.
+/// Whether the process `pid` of a container of this pod sees a library of the driver; `None` if that is not clear.
 ///
-/// Before a container is whole, its process sees what the host sees: mounts are made before it changes its root.
-fn has_driver(pid: u32, processes: &PodsByProcess) -> Option<bool> {
+/// Before a container is whole, its process sees what the host sees: mounts are made before it changes its root. A
+/// program that has changed its root, or its users, sees less than its container has: so that no tenant can feign a
+/// missing driver, the files that kubelet mounts in each container must be there.
+fn has_driver(pid: u32, pod: &PodUid, processes: &PodsByProcess) -> Option<bool> {
     let mounts = |pid: u32| Mounts::of(&processes.folder_of(pid), MAX_MOUNTS_BYTES).ok();
+    let users = |pid: u32| read_lossily(&processes.folder_of(pid).join("uid_map"), MAX_MAP_BYTES);
     let inside = mounts(pid)?;
     let root = inside.root()?;
     let is_container = root != mounts(1)?.root()?;
-    inside.has_driver().filter(|_| is_container)
+    let is_whole = inside.has_files_of(pod) && users(pid) == users(1);
+    inside.has_driver(pod).filter(|has_driver| is_container && (*has_driver || is_whole))
 }
 
 #[cfg(test)]

@@ -12,6 +12,8 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use wire::ids::PodUid;
+
 /// Most mounts on the way to a path; real ones have a handful.
 const MAX_MOUNTS_ON_PATH: usize = 100;
 
@@ -96,16 +98,33 @@ impl Mounts {
         self.place(Path::new("/"))
     }
 
-    /// Whether a library of NVIDIA's driver is mounted as a file: libcuda for compute, libnvidia-ml for utilities.
+    /// Whether a library of NVIDIA's driver is mounted as a file: libcuda for compute, libnvidia-ml for utilities. A
+    /// volume of the pod is none, whatever it is called.
     /// `None` if something else of NVIDIA is mounted, from which a program may take the driver: some platforms mount
     /// a folder.
-    pub(crate) fn has_driver(&self) -> Option<bool> {
-        let points = || self.all().map(|mount| mount.point);
+    pub(crate) fn has_driver(&self, pod: &PodUid) -> Option<bool> {
+        let of_pod = format!("/pods/{pod}/");
+        let is_of_pod = |mount: &Mount| {
+            mount.place.as_ref().is_some_and(|it| contains(&it.path, of_pod.as_bytes()))
+        };
+        let points = || self.all().filter(|mount| !is_of_pod(mount)).map(|mount| mount.point);
         if points().any(|point| is_library(&point)) {
             return Some(true);
         }
         let is_any = points().any(|point| contains(&point, b"nvidia"));
         (!is_any).then_some(false)
+    }
+
+    /// Whether a file is there that kubelet makes for each container of this pod: its hosts, or where its last words
+    /// go. No volume lies in these folders.
+    pub(crate) fn has_files_of(&self, pod: &PodUid) -> bool {
+        let hosts = format!("/pods/{pod}/etc-hosts");
+        let words = format!("/pods/{pod}/containers/");
+        let mut places = self.all().filter_map(|mount| mount.place);
+        places.any(|it| {
+            it.path.as_os_str().as_bytes().ends_with(hosts.as_bytes())
+                || contains(&it.path, words.as_bytes())
+        })
     }
 
     /// The mount of a path, searched from the outermost inwards: later mounts hide earlier ones.

@@ -193,8 +193,12 @@ pub(crate) fn container_in_cgroup(text: &str) -> Option<(PodUid, String)> {
     })
 }
 
-/// The container named by one component of a cgroup path.
+/// The container named by one component of a cgroup path. The monitor of CRI-O's containers has their ids in its name,
+/// and is none.
 fn container_in_component(component: &str) -> Option<&str> {
+    if component.starts_with("crio-conmon-") {
+        return None;
+    }
     let mut words = component.split(['-', '.', ':']);
     words.find(|word| word.len() == 64 && word.chars().all(|c| c.is_ascii_hexdigit()))
 }
@@ -296,6 +300,7 @@ mod tests {
         for text in [
             format!("0::/kubepods/pod{UID}"),
             format!("0::/kubepods/pod{UID}/crio-conmon"),
+            format!("0::/kubepods.slice/kubepods-pod{UID}.slice/crio-conmon-{}.scope", "a".repeat(64)),
             format!("0::/{ID}/kubepods/pod{UID}"),
             format!("0::/system.slice/docker-{ID}.scope"),
             String::new(),

@@ -22,6 +22,8 @@ const MAX_MODULES_BYTES: u64 = 1 << 20;
 pub struct Upkeep {
     /// Where the host's process table is, with the list of the kernel's modules; none if devices are played.
     pub proc_root: Option<PathBuf>,
+    /// Whether NVIDIA's module was loaded when the process began; none if that is not known.
+    pub was_loaded: Option<bool>,
     /// The daemons of MPS that end with this process.
     pub daemons: Option<MpsDaemons>,
     /// How long the library may refuse to start.
@@ -33,7 +35,13 @@ pub struct Upkeep {
 impl Default for Upkeep {
     fn default() -> Self {
         let accepted = LastAccepted::default();
-        Self { proc_root: None, daemons: None, refused_for: REFUSED_FOR, accepted }
+        Self {
+            proc_root: None,
+            was_loaded: None,
+            daemons: None,
+            refused_for: REFUSED_FOR,
+            accepted,
+        }
     }
 }
 

@@ -47,6 +47,11 @@ pub(crate) struct Renewals {
 }
 
 impl Renewals {
+    /// Of a process that began with the kernel's module loaded, or not; `None` if that is not known.
+    pub(crate) fn since(was_loaded: Option<bool>) -> Self {
+        Self { is_loaded: was_loaded, ..Self::default() }
+    }
+
     /// Learns whether the kernel's module is loaded; `None` if that cannot be read. Returns whether it has appeared.
     pub(crate) fn look(&mut self, is_loaded: Option<bool>) -> bool {
         let Some(is_loaded) = is_loaded else { return false };

@@ -13,6 +13,7 @@ use engine::ledger::query::queries::PlacementRequest;
 use engine::ledger::suggest::requeue::NamedNodes;
 use engine::ledger::suggest::waiting::Unbound;
 use engine::model::rejection::Rejection;
+use engine::model::request::Purpose;
 use kube_api::pod::seen_pod::SeenPod;
 use kube_api::write::events::NoticeReason;
 use wire::ids::PodUid;
@@ -136,7 +137,10 @@ impl App {
         }
         self.outbox.push(self.ledger.drop_chosen_hold(uid, query));
         self.pods.classes.see(pod);
-        self.learn(uid, query);
+        let is_probe = query.gpu.as_ref().is_some_and(|gpu| gpu.purpose == Purpose::Probe);
+        if !is_probe {
+            self.learn(uid, query);
+        }
     }
 
     /// Lets the request mix follow, on another thread if that takes long.

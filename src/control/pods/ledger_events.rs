@@ -86,7 +86,8 @@ pub(crate) fn tell(app: &App, event: &LedgerEvent) {
             app.tell(pod, NoticeReason::GpuStartFailed, blind_note(node, container));
         }
         LedgerEvent::BlindNode(node) => {
-            tracing::warn!(%node, "the last pods that started on the node did not get their GPU: it gets no new pods until there is a sign that containers get it, and one as a trial after five minutes");
+            let Some(left_out) = admitted(app, "blind node") else { return };
+            tracing::warn!(%node, left_out, "the last pods that started on the node did not get their GPU: it gets no new pods until there is a sign that containers get it, and one as a trial after five minutes");
         }
         LedgerEvent::NotReporting(node) => {
             tracing::warn!(%node, "the node's agent is not reporting: the node gets no new pods");

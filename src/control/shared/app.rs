@@ -30,7 +30,7 @@ use engine::ledger::suggest::together::BoundGroups;
 use engine::ledger::suggest::waiting::{Requeued, WaitingPods};
 use engine::model::fit::HostRule;
 use engine::model::isolation::DriverLimits;
-use engine::model::request::{Amount, GpuRequest, Isolation};
+use engine::model::request::{Amount, GpuRequest, Isolation, Purpose};
 use engine::model::reservation::{Placement, PodRef};
 use engine::scoring::strategy::Strategy;
 use kube_api::config::file::Config;
@@ -192,7 +192,10 @@ impl App {
     /// kube-scheduler checks CPU and host memory.
     pub fn query(&self, pod: &SeenPod) -> Option<PlacementRequest> {
         let request = self.ruled_request(pod)?;
-        let gpu = GpuRequest { min_memory: self.config.min_memory, ..request };
+        // Elsewhere any tenant may write the label of probes.
+        let is_ours = *pod.namespace == *self.config.agents.namespace;
+        let purpose = if is_ours { request.purpose } else { Purpose::Work };
+        let gpu = GpuRequest { min_memory: self.config.min_memory, purpose, ..request };
         let strategy = Strategy::Policy(gpu.policy.unwrap_or(self.config.policy));
         let (gpu, host_rule) = (Some(gpu), HostRule::Trusted);
         Some(PlacementRequest { gpu, host: pod.host, host_rule, strategy })

@@ -101,6 +101,9 @@ pub fn room_to_make(
     gone: &BTreeSet<PodUid>,
 ) -> Option<RoomToMake> {
     node.placeable_for(preemptor.compiled).ok()?;
+    if node.intake().is_doubtful() {
+        return None; // no pod ends for one that may get no GPU there
+    }
     let mut left = node.clone();
     let leaves = |(uid, held): &(&PodUid, &Reservation)| {
         (preemptor.leaving_is_gone && held.is_leaving()) || gone.contains(*uid)

@@ -3,7 +3,7 @@
 //! *Allocated* says what the ledger gave a pod, *seen* whether it arrived. An agent sees whether a container has the
 //! driver, and that a process of the pod uses a device. Which devices a container has, it does not see.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use litemap::LiteMap;
 
@@ -83,44 +83,86 @@ struct PodContainers {
     wanted: WantedContainers,
     /// Whether a list has shown a process of it since these containers are known.
     uses_device: bool,
-    /// The containers by which it was last judged, and the verdict.
-    judged: (WantedContainers, Sight),
+    /// The last verdict.
+    sight: Sight,
+    /// The verdict that was last told, and the id of the container that decided it: another container that starts again
+    /// is no news.
+    told: (Sight, String),
 }
 
 impl PodContainers {
-    /// Whether the pod got its GPU; and where it has none, the container, and whether that is older than the agent.
-    fn sight(&self) -> (Sight, Option<(&WantedContainer, bool)>) {
-        let all = || self.wanted.containers.iter();
+    /// Whether the pod got its GPU, as far as mounts say, and the container that decides it.
+    fn by_mounts(&self) -> (Sight, Option<Deciding<'_>>) {
         let found = |container: &WantedContainer| {
             container.id.as_ref().and_then(|id| self.seen.get(id)).copied()
         };
-        let lacks = |container: &WantedContainer| found(container).is_some_and(|it| !it.has_driver);
-        let has = |container: &WantedContainer| found(container).is_some_and(|it| it.has_driver);
-        let is_any = all().next().is_some();
+        let all = || self.wanted.containers.iter().map(|it| (it, found(it)));
+        let mut lacks = all().filter(|(_, seen)| seen.is_some_and(|seen| !seen.has_driver));
+        let mut has = all().filter(|(_, seen)| seen.is_some_and(|seen| seen.has_driver));
+        let (count, with) = (self.wanted.containers.len(), has.clone().count());
         let (is_blind, is_seen) = match self.wanted.choice {
-            ContainerChoice::Marked => (all().any(lacks), is_any && all().all(has)),
-            ContainerChoice::Any => (is_any && all().all(lacks), all().any(has)),
+            ContainerChoice::Marked => (lacks.clone().next().is_some(), with == count),
+            ContainerChoice::Any => (lacks.clone().count() == count, with > 0),
         };
-        if is_blind {
-            let mut lacking = all().filter(|container| lacks(container));
-            let of = |it: &WantedContainer| found(it).is_some_and(|seen| seen.is_older);
-            (Sight::Blind, lacking.next().map(|container| (container, of(container))))
-        } else {
-            (if is_seen { Sight::Seen } else { Sight::Unknown }, None)
-        }
+        let (sight, deciding) = match (count, is_blind, is_seen) {
+            (0, _, _) | (_, false, false) => (Sight::Unknown, None),
+            (_, true, _) => (Sight::Blind, lacks.next()),
+            (_, false, true) => (Sight::Seen, has.next()),
+        };
+        let is_older = |seen: Option<StartedContainer>| seen.is_some_and(|seen| seen.is_older);
+        let deciding =
+            deciding.map(|(container, seen)| Deciding { container, is_older: is_older(seen) });
+        (sight, deciding)
     }
+
+    /// The verdict about the pod, by all that is known.
+    fn verdict(&self) -> (Sight, Option<Verdict>) {
+        let (by_mounts, deciding) = self.by_mounts();
+        // That a program ends its use of a device makes no container blind.
+        let sight = if self.uses_device { Sight::Seen } else { by_mounts };
+        let start = match sight {
+            Sight::Unknown => return (sight, None),
+            Sight::Blind => Start::Blind,
+            Sight::Seen => Start::Seen,
+        };
+        let id = deciding.as_ref().and_then(|it| it.container.id.clone()).unwrap_or_default();
+        let lacking = deciding.filter(|_| sight == Sight::Blind);
+        let is_older = lacking.as_ref().is_some_and(|it| it.is_older);
+        let is_marked = self.wanted.choice == ContainerChoice::Marked;
+        let container = lacking.map(|it| it.container.name.clone()).unwrap_or_default();
+        let is_sign = self.uses_device || (is_marked && !is_older);
+        (sight, Some(Verdict { start, id, is_sign, container }))
+    }
+}
+
+/// What is told of a pod that has started.
+struct Verdict {
+    start: Start,
+    /// The id of the container that decides it, if one does.
+    id: String,
+    /// Whether it is a sign for later pods of the node.
+    is_sign: bool,
+    /// The container without the driver; empty where it has one.
+    container: String,
+}
+
+/// The container by which a pod is judged.
+struct Deciding<'a> {
+    container: &'a WantedContainer,
+    /// Whether it is older than its agent.
+    is_older: bool,
 }
 
 impl Starts {
     /// Whether a pod got its GPU.
     pub fn of(&self, uid: &PodUid) -> Sight {
-        self.0.get(uid).map_or(Sight::Unknown, |known| known.judged.1)
+        self.0.get(uid).map_or(Sight::Unknown, |known| known.sight)
     }
 
     /// The container of a blind pod without the driver.
     pub fn blind_container(&self, uid: &PodUid) -> Option<&str> {
-        let known = self.0.get(uid).filter(|known| known.judged.1 == Sight::Blind)?;
-        known.sight().1.map(|(container, _)| &*container.name)
+        let known = self.0.get(uid).filter(|known| known.sight == Sight::Blind)?;
+        known.by_mounts().1.map(|it| &*it.container.name)
     }
 
     /// The pods on the node that did not get their GPU.
@@ -128,7 +170,7 @@ impl Starts {
         &'a self,
         node_state: &'a NodeState,
     ) -> impl Iterator<Item = &'a PodUid> {
-        let blind = self.0.iter().filter(|(_, known)| known.judged.1 == Sight::Blind);
+        let blind = self.0.iter().filter(|(_, known)| known.sight == Sight::Blind);
         blind.map(|(uid, _)| uid).filter(|uid| node_state.reservation(uid).is_some())
     }
 
@@ -151,7 +193,10 @@ impl Starts {
             if kept.seen.len() + seen.len() > MAX_KEPT {
                 kept.seen.clear();
             }
-            kept.seen.extend(seen.into_iter().take(MAX_KEPT));
+            // What was said of a container first stays: its mounts never change.
+            for (id, seen) in seen.into_iter().take(MAX_KEPT) {
+                kept.seen.entry(id).or_insert(seen);
+            }
         }
     }
 
@@ -162,7 +207,12 @@ impl Starts {
             return false;
         }
         let kept = self.0.entry(uid.clone()).or_default();
-        (kept.wanted, kept.uses_device) = (wanted.clone(), false);
+        let ids = |wanted: &WantedContainers| -> BTreeSet<String> {
+            wanted.containers.iter().filter_map(|container| container.id.clone()).collect()
+        };
+        // Which of its containers uses the device is not known.
+        kept.uses_device &= !ids(&kept.wanted).is_disjoint(&ids(wanted));
+        kept.wanted = wanted.clone();
         true
     }
 
@@ -182,27 +232,17 @@ impl Starts {
         let mut started = Vec::new();
         for (uid, known) in self.0.iter_mut() {
             let Some(held) = node_state.reservation(uid) else { continue };
-            let (by_mounts, lacking) = known.sight();
-            // That a program ends its use of a device makes no container blind.
-            let sight = if known.uses_device { Sight::Seen } else { by_mounts };
-            let judged = (known.wanted.clone(), sight);
-            if judged == known.judged {
-                continue;
-            }
-            let start = match sight {
-                Sight::Unknown => None,
-                Sight::Blind => Some(Start::Blind),
-                Sight::Seen => Some(Start::Seen),
-            };
-            let is_marked = known.wanted.choice == ContainerChoice::Marked;
-            let is_older = lacking.is_some_and(|(_, is_older)| is_older);
-            started.extend(start.map(|start| PodStart {
+            let (sight, verdict) = known.verdict();
+            known.sight = sight;
+            let is_news = |verdict: &Verdict| known.told != (sight, verdict.id.clone());
+            let Some(verdict) = verdict.filter(is_news) else { continue };
+            started.push(PodStart {
                 pod: held.pod.clone(),
-                start,
-                is_sign: start == Start::Seen || (is_marked && !is_older),
-                container: lacking.map(|(container, _)| container.name.clone()).unwrap_or_default(),
-            }));
-            known.judged = judged;
+                start: verdict.start,
+                is_sign: verdict.is_sign,
+                container: verdict.container,
+            });
+            known.told = (sight, verdict.id);
         }
         started.sort_by_key(|started| started.start);
         started

@@ -174,7 +174,7 @@ unsafe fn put_text(buffer: *mut c_char, length: c_uint, text: &str) -> Result<()
     }
     for (offset, letter) in text.chars().chain(['\0']).enumerate() {
         let byte = u8::try_from(letter).unwrap_or(b'?');
-        unsafe { buffer.add(offset).write(byte.cast_signed()) };
+        unsafe { buffer.add(offset).write(c_char::from_ne_bytes([byte])) };
     }
     Ok(())
 }
@@ -182,8 +182,11 @@ unsafe fn put_text(buffer: *mut c_char, length: c_uint, text: &str) -> Result<()
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlInit_v2() -> c_uint {
     let code = answer("nvmlInit_v2", |_| Ok(()));
+    // One step: another thread may shut down at the same time.
+    let mut control = CONTROL.lock().unwrap_or_else(PoisonError::into_inner);
     if code == SUCCESS && STARTS.fetch_add(1, Ordering::SeqCst) == 0 {
-        hold(scenario::path().and_then(|path| File::create(path.with_file_name("nvidiactl")).ok()));
+        let file = scenario::path().map(|path| path.with_file_name("nvidiactl"));
+        *control = file.and_then(|file| File::create(file).ok());
     }
     code
 }
@@ -192,20 +195,16 @@ pub extern "C" fn nvmlInit_v2() -> c_uint {
 pub extern "C" fn nvmlShutdown() -> c_uint {
     let code = answer("nvmlShutdown", |_| Ok(()));
     let less = |starts: usize| starts.checked_sub(1);
+    let mut control = CONTROL.lock().unwrap_or_else(PoisonError::into_inner);
     match STARTS.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less) {
         Ok(before) => {
             if before == 1 {
-                hold(None);
+                *control = None;
             }
             code
         }
         Err(_) => UNINITIALIZED,
     }
-}
-
-/// Keeps a device file open, in place of the one before.
-fn hold(file: Option<File>) {
-    *CONTROL.lock().unwrap_or_else(PoisonError::into_inner) = file;
 }
 
 /// The words for a return code, which the container toolkit puts into its errors. Works before the

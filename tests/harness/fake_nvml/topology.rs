@@ -33,7 +33,7 @@ pub struct PciInfo {
 unsafe fn put_bus(pci: *mut PciInfo, bus: c_uint) -> Result<(), c_uint> {
     let mut bus_id = [0; 32];
     for (letter, byte) in bus_id.iter_mut().zip(format!("00000000:{bus:02X}:00.0").bytes()) {
-        *letter = byte.cast_signed();
+        *letter = c_char::from_ne_bytes([byte]);
     }
     let address = PciInfo {
         bus_id_legacy: [0; 16],

@@ -18,8 +18,8 @@ const PLAIN: &str = "\
     701 700 0:201 / /proc rw,nosuid - proc proc rw\n\
     702 700 0:202 / /dev rw,nosuid - tmpfs tmpfs rw,size=65536k\n\
     703 702 0:203 / /dev/shm rw - tmpfs shm rw\n\
-    704 700 259:1 /var/lib/kubelet/pods/x/etc-hosts /etc/hosts rw,relatime - ext4 /dev/root rw\n\
-    705 700 259:1 /var/lib/kubelet/pods/x/containers/m/1 /dev/termination-log rw - ext4 /dev/root rw\n";
+    704 700 259:1 /var/lib/kubelet/pods/0d5ab2f3-58e1-4f5c-9a4b-1c7d3c1e8f00/etc-hosts /etc/hosts rw,relatime - ext4 /dev/root rw\n\
+    705 700 259:1 /var/lib/kubelet/pods/0d5ab2f3-58e1-4f5c-9a4b-1c7d3c1e8f00/containers/m/1 /dev/termination-log rw - ext4 /dev/root rw\n";
 
 /// What CDI adds for compute: one file each.
 const CDI: &str = "\
@@ -110,6 +110,21 @@ fn the_driver_is_seen_by_the_mounts_of_its_libraries() {
         (format!("{PLAIN}722 702 0:6 /nvidiactl /dev/nvidiactl ro - devtmpfs udev rw\n"), ""),
         // Stubs and libraries of the image are files of its own, and the pod's volumes are no libraries.
         (format!("{PLAIN}710 700 259:1 /v /usr/local/cuda/libcuda rw - ext4 /dev/a rw\n"), "-a"),
+        // A volume that is called like one.
+        (
+            format!(
+                "{PLAIN}710 700 259:1 /var/lib/kubelet/pods/{UID}/volumes/c/x /x/libcuda.so.1 ro - ext4 /dev/a rw\n"
+            ),
+            "-a",
+        ),
+        // A program that has changed its root to a volume of the pod, with files like kubelet's in it.
+        (
+            format!(
+                "700 699 259:1 /var/lib/kubelet/pods/{UID}/volumes/e/v / rw - ext4 /dev/a rw\n\
+             701 700 259:1 /var/lib/kubelet/pods/{UID}/volume-subpaths/e/etc-hosts /etc/hosts rw - ext4 /dev/a rw\n"
+            ),
+            "",
+        ),
         // Not whole yet, or `chroot`: what is missing may be there.
         (HOST.to_owned(), ""),
         (PLAIN.replace(" / / rw", " / /elsewhere rw"), ""),
@@ -138,6 +153,18 @@ fn what_cannot_be_read_stays_unknown_until_it_can() {
     std::fs::remove_file(table.file(1, "mountinfo")).unwrap();
     found.look(&table.pods(), seconds(1));
     assert_eq!(shown(&found), "", "what the host sees is not known");
+}
+
+#[test]
+fn a_program_with_users_of_its_own_may_hide_mounts() {
+    for (users, expected) in [("0 0 4294967295", "-a"), ("0 1000 1", "")] {
+        let (table, mut found) = (Table::new(), with_pod());
+        table.process(7, 100, &group(UID, 'a'), PLAIN);
+        std::fs::write(table.file(1, "uid_map"), "0 0 4294967295").unwrap();
+        std::fs::write(table.file(7, "uid_map"), users).unwrap();
+        found.look(&table.pods(), seconds(1));
+        assert_eq!(shown(&found), expected, "{users}");
+    }
 }
 
 #[test]

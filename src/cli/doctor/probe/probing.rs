@@ -11,7 +11,9 @@ use crate::base::reader::{ObjectPath, Reader, ReviewAnswer, Unread};
 use crate::doctor::cluster_facts::{CheckPlan, ClusterFacts};
 use crate::doctor::finding::Findings;
 use crate::doctor::probe::probe_pod::{LABEL, probe_pod};
-use crate::doctor::probe::verdict::{NO_AGENTS, NOT_ALLOWED, Outcome, SILENT, verdicts};
+use crate::doctor::probe::verdict::{
+    INTERRUPTED, NO_AGENTS, NOT_ALLOWED, Outcome, SILENT, verdicts,
+};
 use crate::doctor::rights::PODS;
 use runtime::process::signals::stop_signal;
 use wire::api::commands::SeenDevices;
@@ -52,7 +54,7 @@ pub(crate) async fn probed(plan: &CheckPlan<'_>, facts: &ClusterFacts) -> Findin
     let found = match stop_signal() {
         Ok(stopped) => tokio::select! {
             outcomes = all => verdicts(&outcomes),
-            () = stopped => Findings::new(),
+            () = stopped => vec![INTERRUPTED.with([])],
         },
         Err(_) => verdicts(&all.await),
     };

@@ -40,11 +40,13 @@ const WORKED: CheckRow = row(
 );
 const LIMITED: CheckRow =
     row(Good, "on {#node} it also had the driver's limit of its share: {..}", "");
-const FULL: CheckRow = row(
+const UNPLACED: CheckRow = row(
     NotChecked,
-    "no room for the smallest share on {#node} ({..}): {0}",
-    "run it again when the node has room; a probe evicts no pod",
+    "the probe was not placed on {#node} ({..}): {0}",
+    "run it again when the node takes pods and has room for the smallest share; a probe evicts no pod",
 );
+pub(crate) const INTERRUPTED: CheckRow =
+    row(NotChecked, "the probes were interrupted", "run gpupack doctor --probe again");
 const NOT_ADMITTED: CheckRow = row(
     NotChecked,
     "the API server takes no probe for {#node} ({..}): {0}",
@@ -136,7 +138,7 @@ pub(crate) fn verdicts(probes: &[(String, Outcome)]) -> Findings {
         silent.entry((row, short(why))).or_default().push(node);
     }
     for ((row, why), nodes) in silent {
-        found.extend([NOT_ADMITTED, FULL, UNKNOWN][row].about_with(&nodes, [&why]));
+        found.extend([NOT_ADMITTED, UNPLACED, UNKNOWN][row].about_with(&nodes, [&why]));
     }
     found.extend(WORKED.about(&good));
     found.extend(LIMITED.about(&limited));

@@ -148,8 +148,9 @@ impl Ledger {
 /// The ways to make room on a node.
 fn ways_on(node_state: &NodeState, compiled: &CompiledRequest, most: usize) -> Vec<Clearing> {
     match node_state.placeable_for(compiled) {
-        Ok(()) => clearings(node_state, compiled, most),
-        Err(_) => Vec::new(),
+        // No pod moves for one that may get no GPU there.
+        Ok(()) if !node_state.intake().is_doubtful() => clearings(node_state, compiled, most),
+        Ok(()) | Err(_) => Vec::new(),
     }
 }
 

@@ -299,6 +299,9 @@ fn lowest_loss(
     planned: &BTreeSet<PodUid>,
 ) -> Option<Option<Importance>> {
     node.placeable_for(compiled).ok()?;
+    if node.intake().is_doubtful() {
+        return None; // no pod ends for one that may get no GPU there
+    }
     let kept: Vec<&StandingHold> = node
         .standing_holds()
         .iter()

@@ -12,6 +12,9 @@ use wire::units::Timestamp;
 /// How long a node takes no pod before one is let in as a trial.
 pub const TRIAL_AFTER: Duration = Duration::from_secs(300);
 
+/// How long a pod that is tried keeps others away before it has started: its image may be pulled.
+const TRIED_FOR: Duration = Duration::from_secs(120);
+
 /// Whether a pod that started got its GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Start {
@@ -111,7 +114,8 @@ impl Intake {
     /// Whether time has changed it.
     pub fn is_due(&self, now: Timestamp) -> bool {
         match self {
-            Self::Closed { since } | Self::Tried { since, .. } => now.since(*since) >= TRIAL_AFTER,
+            Self::Closed { since } => now.since(*since) >= TRIAL_AFTER,
+            Self::Tried { since, .. } => now.since(*since) >= TRIED_FOR,
             Self::Open { .. } | Self::Trial => false,
         }
     }
@@ -162,7 +166,7 @@ mod tests {
             ("b p b q agent b r b t", ".x..x", "and that did not help"),
             ("b p b q 299 1", ".xx.", "a trial"),
             (
-                "b p b q 300 + r 299 1",
+                "b p b q 300 + r 119 1",
                 ".x.xx.",
                 "a trial of which nothing is known, and another one",
             ),

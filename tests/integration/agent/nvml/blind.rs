@@ -13,8 +13,8 @@ const PLAIN: &str = "\
     2240 1999 0:452 / / rw,relatime master:810 - overlay overlay rw,lowerdir=/var/lib/containerd/1/fs\n\
     2241 2240 0:455 / /proc rw,nosuid,nodev,noexec,relatime - proc proc rw\n\
     2242 2240 0:456 / /dev rw,nosuid - tmpfs tmpfs rw,size=65536k,mode=755,inode64\n\
-    2246 2240 259:2 /var/lib/kubelet/pods/0d5ab2f3/etc-hosts /etc/hosts rw,relatime - ext4 /dev/nvme0n1p2 rw\n\
-    2247 2242 259:2 /var/lib/kubelet/pods/0d5ab2f3/containers/main/1 /dev/termination-log rw,relatime - ext4 /dev/nvme0n1p2 rw\n";
+    2246 2240 259:2 /var/lib/kubelet/pods/POD/etc-hosts /etc/hosts rw,relatime - ext4 /dev/nvme0n1p2 rw\n\
+    2247 2242 259:2 /var/lib/kubelet/pods/POD/containers/main/1 /dev/termination-log rw,relatime - ext4 /dev/nvme0n1p2 rw\n";
 
 /// What NVIDIA's runtime adds, with a driver in a container.
 const DRIVER: &str = "\
@@ -30,6 +30,7 @@ const HOST: &str = "\
 fn container(bed: &Bed, pid: u32, first: char, mounts: &str) {
     let id = format!("{first}{}", "0".repeat(63));
     bed.process(pid, &format!("0::/kubepods/burstable/pod{POD}/{id}\n"));
+    let mounts = mounts.replace("POD", POD);
     std::fs::write(bed.proc_root().join(pid.to_string()).join("mountinfo"), mounts).unwrap();
 }
 

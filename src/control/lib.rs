@@ -40,6 +40,7 @@ pub mod bind {
     pub(crate) mod start_limits;
     pub mod recall;
     pub mod take_back;
+    pub(crate) mod restart_blind;
     pub mod binding;
     pub mod edits;
 }

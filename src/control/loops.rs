@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 
 use crate::bind::edits::restoring;
 use crate::bind::recall::recall;
+use crate::bind::restart_blind::restart_blind;
 use crate::bind::settle::settle_abandoned;
 use crate::bind::take_back::take_back;
 use crate::lead::election::electing;
@@ -280,6 +281,9 @@ async fn events(app: &Arc<App>) {
         }
         for event in &taken {
             tell(app, event);
+            if let LedgerEvent::Blind { pod, .. } = event {
+                restart_blind(app, pod);
+            }
         }
         let rooms = rooms(&taken);
         app.room.new_rooms.note(&rooms);

@@ -165,7 +165,7 @@ impl Handles {
         self.gpus.get(&gpu).is_some_and(|kept| kept.is_walked)
     }
 
-    /// Notes that all positions of a GPU were looked at, of which there are so many.
+    /// Notes that all positions of a GPU were looked at, and their number.
     pub(crate) fn walked(&mut self, gpu: u32, positions: u32) {
         if let Some(kept) = self.gpus.get_mut(&gpu) {
             kept.is_walked = true;

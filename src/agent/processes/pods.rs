@@ -300,7 +300,10 @@ mod tests {
         for text in [
             format!("0::/kubepods/pod{UID}"),
             format!("0::/kubepods/pod{UID}/crio-conmon"),
-            format!("0::/kubepods.slice/kubepods-pod{UID}.slice/crio-conmon-{}.scope", "a".repeat(64)),
+            format!(
+                "0::/kubepods.slice/kubepods-pod{UID}.slice/crio-conmon-{}.scope",
+                "a".repeat(64)
+            ),
             format!("0::/{ID}/kubepods/pod{UID}"),
             format!("0::/system.slice/docker-{ID}.scope"),
             String::new(),

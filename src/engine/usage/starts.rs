@@ -85,9 +85,9 @@ struct PodContainers {
     uses_device: bool,
     /// The last verdict.
     sight: Sight,
-    /// The verdict that was last told, and the id of the container that decided it: another container that starts again
+    /// The last verdict that was news, and the id of the container that decided it: another container that starts again
     /// is no news.
-    told: (Sight, String),
+    news: (Sight, String),
 }
 
 impl PodContainers {
@@ -135,7 +135,7 @@ impl PodContainers {
     }
 }
 
-/// What is told of a pod that has started.
+/// The news of a pod that has started.
 struct Verdict {
     start: Start,
     /// The id of the container that decides it, if one does.
@@ -234,7 +234,7 @@ impl Starts {
             let Some(held) = node_state.reservation(uid) else { continue };
             let (sight, verdict) = known.verdict();
             known.sight = sight;
-            let is_news = |verdict: &Verdict| known.told != (sight, verdict.id.clone());
+            let is_news = |verdict: &Verdict| known.news != (sight, verdict.id.clone());
             let Some(verdict) = verdict.filter(is_news) else { continue };
             started.push(PodStart {
                 pod: held.pod.clone(),
@@ -242,7 +242,7 @@ impl Starts {
                 is_sign: verdict.is_sign,
                 container: verdict.container,
             });
-            known.told = (sight, verdict.id);
+            known.news = (sight, verdict.id);
         }
         started.sort_by_key(|started| started.start);
         started

@@ -68,6 +68,8 @@ struct Bed {
     is_reporting: bool,
     /// MiB of GPU-a that a process of the host uses.
     used_by_host: u64,
+    /// The container that the agent sees without the driver.
+    blind: Option<String>,
     /// What the agent says of the GPUs.
     gpus: Gpus,
     resizes: usize,
@@ -138,6 +140,7 @@ impl Bed {
             is_reporting: true,
             used_by_host: 0,
             gpus: Gpus::Sound,
+            blind: None,
             resizes: 0,
             refuses_resizes: false,
             requests: 0,
@@ -186,6 +189,9 @@ impl Bed {
         let mut report = json!({"apiVersion": "gpupack.dev/v1alpha1", "agent": "agent",
             "sequence": self.reports, "devices": uses.collect::<Vec<_>>()});
         report["inventory"] = there.iter().enumerate().map(gpu).collect();
+        if let Some(id) = &self.blind {
+            report["containers"] = json!([{"podUid": "guest", "id": id, "hasDriver": false}]);
+        }
         if self.reports > 1 {
             report["session"] = 1.into();
         }
@@ -323,6 +329,25 @@ fn a_guest_that_cannot_start_where_it_is_one_is_sent_home_once() {
         assert_eq!(moved.len(), 1, "{told:?}");
         assert!(moved[0].1.contains("its container could not be started there"), "{moved:?}");
         assert!(count(&told, "GpuStartFailed") >= 1 && count(&told, "GpuMoveFailed") == 0);
+    }
+}
+
+#[test]
+fn a_container_without_its_gpu_is_restarted_where_its_pod_allows_it_and_not_for_ever() {
+    for (movable, most) in [("restart", 3), ("never", 0)] {
+        let mut pod = guest();
+        pod["metadata"]["annotations"]["gpupack.dev/movable"] = movable.into();
+        let mut bed = Bed::new(pod);
+        for (start, first) in (1..).zip(["a", "b", "c", "d"]) {
+            let id = format!("{first}{}", "0".repeat(63));
+            bed.status(&format!("containerd://{id}"), json!({"running": {}}));
+            bed.blind = Some(id);
+            bed.pass(10);
+            assert_eq!(bed.resizes, most.min(start), "{movable}, start {start}");
+        }
+        let told = bed.told();
+        assert!(count(&told, "GpuStartFailed") > 0, "{told:?}");
+        assert_eq!(count(&told, "GpuMoveFailed"), 0, "{told:?}");
     }
 }
 

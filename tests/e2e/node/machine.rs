@@ -1,6 +1,7 @@
 //! The cluster of one node that runs containers, and everything of gpupack around it: webhook,
 //! policies, extender and the node's own agent on a stand-in for NVML.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -114,13 +115,41 @@ fn parts(
         GpuRuntime::Plain => None,
         GpuRuntime::Nvidia => Some(Toolkit::new(&programs::toolkit()?, &work, &programs)?),
     };
-    let program = toolkit.as_ref().map_or_else(|| programs.runc.clone(), Toolkit::program);
+    let program = match &toolkit {
+        Some(toolkit) => toolkit.program(),
+        None => mounting_runc(&work, &programs.runc)?,
+    };
     let runtime = Runtime::start(&work, &programs, &program, None)?;
     if let Some(toolkit) = &toolkit {
         toolkit.enter(&runtime.cage, &driver)?;
     }
     runtime.start_kubelet(plane)?;
     Ok(Parts { runtime, driver, toolkit, fleet, work })
+}
+
+/// A runc that mounts a library of the driver in each container with GPUs, as NVIDIA's runtime does: without one the
+/// pod did not get its GPU.
+fn mounting_runc(work: &Path, runc: &Path) -> Result<PathBuf, String> {
+    let (library, program) = (work.join("libcuda.so.580.95.05"), work.join("mounting-runc"));
+    let mount = format!(
+        r#"{{"destination":"/usr/lib/libcuda.so.580.95.05","type":"bind","source":"{}","options":["rbind","ro"]}},"#,
+        library.display()
+    );
+    let script = format!(
+        "#!/bin/sh\nfor word in \"$@\"; do\n\
+         \tif [ \"$last\" = --bundle ] && grep -q NVIDIA_VISIBLE_DEVICES= \"$word/config.json\"; then\n\
+         \t\tsed -i 's#\"mounts\":\\[#&{mount}#' \"$word/config.json\"\n\
+         \tfi\n\
+         \tlast=\"$word\"\n\
+         done\n\
+         exec {} \"$@\"\n",
+        runc.display()
+    );
+    let written = std::fs::write(&library, "").and_then(|()| std::fs::write(&program, script));
+    let all = std::fs::Permissions::from_mode(0o755);
+    let made = written.and_then(|()| std::fs::set_permissions(&program, all));
+    made.map_err(|error| format!("{}: {error}", program.display()))?;
+    Ok(program)
 }
 
 impl Machine {

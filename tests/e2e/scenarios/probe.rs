@@ -166,7 +166,7 @@ async fn full(node: &Machine) {
     node.reported("full", "main", 0).await;
     let found = probed(node).await;
     assert_eq!(found.state, CheckState::NotChecked, "{found:?}");
-    assert!(found.found.contains("no room"), "{found:?}");
+    assert!(found.found.contains("not placed"), "{found:?}");
     let pod: Value = serde_json::to_value(node.pod("full").await).expect("a pod");
     assert!(pod["metadata"]["deletionTimestamp"].is_null(), "it was evicted");
     assert_eq!(pod["status"]["containerStatuses"][0]["restartCount"], 0);

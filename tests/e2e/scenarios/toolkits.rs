@@ -6,12 +6,15 @@
 //! another release: 1.17.8, 1.18.0, 1.19.1, or 1.20.1 as without the variable. The scenarios `runtime`,
 //! `limits` and `install` follow it too. `docs/platforms.md` has what was seen.
 
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::PostParams;
 use serde_json::{Value, json};
 
 use super::containers::pod;
 use super::runtime::{gpus, greedy, has_none, has_only};
+use crate::clock;
 use crate::node::machine::{GpuRuntime, Machine, node_scenario};
 use crate::node::toolkit::{Mode, Release, Root, Setting, Toolkit};
 use crate::webhook::reported;
@@ -33,10 +36,9 @@ fn what_is_placed_is_what_each_release_gives() {
             if root == Root::Machine && !is_on_the_machine(&node) {
                 continue;
             }
-            for accepts_variable in [true, false] {
-                given(&node, Setting { root, accepts_variable, ..Setting::default() }).await;
-            }
+            given(&node, Setting { root, ..Setting::default() }).await;
         }
+        ignored(&node).await;
         toolkit(&node).set(&Setting::default());
         by_other_ways(&node).await;
         node.watching.verdict();
@@ -80,14 +82,14 @@ async fn before_the_driver(node: &Machine) {
 /// One GPU in part, two in part and one whole, each in a pod of several containers.
 async fn given(node: &Machine, wanted: Setting) {
     toolkit(node).set(&wanted);
-    let (root, accepts) = (wanted.root.path(), wanted.accepts_variable);
+    let root = wanted.root.path();
     let requests = [
         ("part", json!({"gpu-fraction": "0.5"})),
         ("parts", json!({"gpu-fraction": "0.25", "gpu-fraction-num-devices": "2"})),
         ("whole", json!({"gpu-fraction": "1"})),
     ];
     let mut said = Vec::new();
-    let setting = format!("{}-{accepts}", root.replace('/', "-"));
+    let setting = format!("{}-root", root.replace('/', "-"));
     for (kind, annotations) in &requests {
         let name = format!("{kind}{setting}");
         node.create(&pod(&name, annotations)).await;
@@ -96,12 +98,7 @@ async fn given(node: &Machine, wanted: Setting) {
         for other in ["setup", "side"] {
             has_none(&node.reported(&name, other, 0).await);
         }
-        if !accepts {
-            has_none(&main);
-            assert_eq!(main.libraries(), "0");
-            // What an owner, or a probe, can tell it by: a runtime that acts on the variable empties it.
-            assert!(main.devices().starts_with("runtime.nvidia.com/gpu="), "{}", main.devices());
-        } else if placed.contains(',') {
+        if placed.contains(',') {
             assert_eq!((gpus(&main).len(), main.open().len()), (2, 2));
         } else {
             has_only(node, &placed, &main);
@@ -114,13 +111,46 @@ async fn given(node: &Machine, wanted: Setting) {
         toolkit(node).set(&Setting { mode: Mode::Cdi, ..wanted });
     }
     let agent = every_gpu(node, &greedy(&format!("agent{setting}"), Some("nvidia"))).await;
-    assert_eq!(agent.len(), if accepts { 2 } else { 0 }, "an agent without privileges");
+    assert_eq!(agent.len(), 2, "an agent without privileges");
     said.push(format!("`all`, as for an agent: {}", told(&agent)));
     let Release { version, operator, .. } = Release::wanted();
     node.figure(&format!(
-        "{version} (operator {operator}), root {root}, variable accepted {accepts}: {}",
+        "{version} (operator {operator}), root {root}, variable accepted: {}",
         said.join("; ")
     ));
+}
+
+/// A toolkit that does not accept the variable: containers get nothing, with no error. After two of them no pod is
+/// bound there any more.
+async fn ignored(node: &Machine) {
+    toolkit(node).set(&Setting { accepts_variable: false, ..Setting::default() });
+    let agent = every_gpu(node, &greedy("agent-ignored", Some("nvidia"))).await;
+    assert!(agent.is_empty(), "an agent without privileges");
+    for name in ["ignored-1", "ignored-2"] {
+        node.create(&pod(name, &json!({"gpu-fraction": "0.5"}))).await;
+        let main = node.reported(name, "main", 0).await;
+        has_none(&main);
+        assert_eq!(main.libraries(), "0");
+        // What an owner, or a probe, can tell it by: a runtime that acts on the variable empties it.
+        assert!(main.devices().starts_with("runtime.nvidia.com/gpu="), "{}", main.devices());
+    }
+    let is_refused = |pod: &Pod| {
+        let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        let mut messages = conditions.filter_map(|condition| condition.message.as_deref());
+        messages.any(|message| message.contains("containers on the node do not get their GPU"))
+    };
+    let third = pod("ignored-3", &json!({"gpu-fraction": "0.5"}));
+    let began = clock::now();
+    while began.elapsed() < Duration::from_secs(15) {
+        node.create(&third).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        if is_refused(&node.pod("ignored-3").await) {
+            node.figure("variable not accepted: two pods have nothing, and no third one is bound");
+            return;
+        }
+        node.delete("ignored-3").await;
+    }
+    panic!("pods are bound to a node whose containers get no GPU");
 }
 
 fn told(nodes: &[impl AsRef<str>]) -> String {

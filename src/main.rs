@@ -8,7 +8,7 @@ use ::agent::command::gone as gone_of_agent;
 use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use cli::base::failure::Failure;
-use cli::query::{advise, completion, explain, snapshot, waiting};
+use cli::query::{advise, clear, completion, explain, snapshot, waiting};
 use cli::serve::{agent, extender, webhook};
 use cli::{demo, doctor, init, simulate, top};
 use kube_api::config::gone;
@@ -43,6 +43,8 @@ enum Command {
     Waiting(waiting::WaitingArgs),
     /// Say who holds GPUs without need, and what request would have been enough
     Advise(advise::AdviseArgs),
+    /// Let a GPU take tenants again after an Xid, once you have checked it
+    Clear(clear::ClearArgs),
     /// Check an installation, and say what to fix
     Doctor(doctor::doctor_command::DoctorArgs),
     /// Print values for the Helm chart that fit a cluster
@@ -84,6 +86,7 @@ fn main() -> ExitCode {
         Command::Explain(args) => answered(explain::run(&args)),
         Command::Waiting(args) => answered(waiting::run(&args)),
         Command::Advise(args) => answered(advise::run(&args)),
+        Command::Clear(args) => answered(clear::run(&args)),
         Command::Doctor(args) => match doctor::doctor_command::run(&args, Clock::start()) {
             Ok(code) => ExitCode::from(code),
             Err(error) => answered(Err(error)),

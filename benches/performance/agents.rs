@@ -222,6 +222,7 @@ impl Agent {
             mig_failures: Vec::new(),
             memory_limits: None,
             mig_promises: None,
+            clear_outcome: None,
             containers: None,
         };
         let body = serde_json::to_vec(&report).expect("a report cannot fail");

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use rustls::pki_types::ServerName;
 
+use crate::gpu::clearing::Clearing;
 use crate::gpu::lent_limits::LentLimits;
 use crate::gpu::library_gate::LibraryGate;
 use crate::mig::on_demand::MigOnDemand;
@@ -170,6 +171,7 @@ impl AgentArgs {
             metrics: self.metrics_listen.map(|_| AgentMetrics::new()),
             mig,
             limits: (self.memory_limits == LimitsChoice::Set).then(LentLimits::default),
+            clearing: None,
             upkeep: Upkeep::default(),
             gate: None,
         })
@@ -271,7 +273,10 @@ async fn run_until_signal(args: AgentArgs, node: &str, clock: Clock) -> anyhow::
     let host = Upkeep { proc_root: Some(args.proc_root.clone()), ..Upkeep::default() };
     let was_loaded = host.is_module_loaded();
     let gate = LibraryGate::default();
-    let mut config = AgentConfig { gate: Some(gate.clone()), ..args.config(clock)? };
+    let clearing = Clearing::default();
+    let config = args.config(clock)?;
+    let mut config =
+        AgentConfig { gate: Some(gate.clone()), clearing: Some(clearing.clone()), ..config };
     show(&args, &config)?;
     let daemons = args.mps.daemons(&args.proc_root, clock, &gate);
     let upkeep = config.upkeep;
@@ -280,7 +285,7 @@ async fn run_until_signal(args: AgentArgs, node: &str, clock: Clock) -> anyhow::
     let pods = PodsByProcess::new(args.proc_root);
     let ignored = args.ignore_xids.iter().copied().map(u64::from).collect();
     let probe = NvmlProbe::new(args.nvml_library.clone(), pods).ignoring(ignored);
-    let mut probe = probe.with_gate(gate.clone());
+    let mut probe = probe.with_gate(gate.clone()).with_clearing(clearing);
     let kubelet = KubeletDevices::new(args.kubelet_socket);
     kubelet.refresh().await; // before any pod can be placed there
     tokio::spawn(kubelet.clone().run());

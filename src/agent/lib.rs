@@ -6,6 +6,7 @@ pub mod gpu {
     pub mod library_gate;
     pub mod sample;
     pub(crate) mod leader_orders;
+    pub mod clearing;
     pub mod lent_limits;
 }
 

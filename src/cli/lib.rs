@@ -24,9 +24,10 @@ pub mod serve {
     pub mod webhook;
 }
 
-/// Commands that query a running extender.
+/// Commands that query a running extender, and the one that clears a GPU.
 pub mod query {
     pub mod advise;
+    pub mod clear;
     pub mod completion;
     pub mod explain;
     pub(crate) mod snapshot_state;

@@ -16,6 +16,9 @@ pub mod metrics {
 /// Guests that are moved home.
 pub mod moving;
 
+/// Orders of people to clear a GPU.
+pub mod clearing;
+
 /// What the other modules share.
 pub mod shared {
     pub mod bind_error;

@@ -81,6 +81,7 @@ pub mod api {
     pub mod people;
     pub mod resources;
     pub mod reports;
+    pub(crate) mod clears;
     pub(crate) mod replicas;
     pub(crate) mod scrape;
     pub mod server;

@@ -26,6 +26,7 @@ mod extender {
     mod admission;
     mod attacks;
     mod blind;
+    mod clear;
     mod dashboards;
     mod history;
     mod http;
@@ -88,6 +89,8 @@ mod agent {
         mod inventory;
         /// How events and the driver's recovery action change the health of a device.
         mod health;
+        /// A person clears a GPU.
+        mod clear;
         /// Every error of every call, missing functions, false values.
         mod faults;
         /// The loops: from the hardware to the extender, and how often.
@@ -130,6 +133,7 @@ mod fuzz;
 /// The commands, as their users run them.
 mod commands {
     mod ask;
+    mod clear;
     mod demo;
     pub(crate) mod doctor;
     mod init;

@@ -3,8 +3,9 @@
 //! Pure: [`crate::nvml::probe`] passes in what the driver reports. An Xid that is not an
 //! application's fault makes the GPU, or the MIG instance that it names, unhealthy. It is healthy
 //! again only when the driver says so: after it requested an action and no longer does, or after
-//! the driver was loaded again. Time alone changes nothing. If the driver reports the action that
-//! it requests (field 230), that counts, not a private table of Xids.
+//! the driver was loaded again; or when a person clears it. Time alone changes nothing. If the
+//! driver reports the action that it requests (field 230), that counts, not a private table of
+//! Xids.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -166,6 +167,18 @@ impl GpuHealth {
         }
     }
 
+    /// Forgets past events, because a person has checked the GPU. Returns whether there was one.
+    ///
+    /// # Errors
+    /// What the driver requests: that counts, and nothing is forgotten.
+    pub fn clear(&mut self) -> Result<bool, DeviceFault> {
+        if let Some(wish) = self.wish {
+            return Err(wish);
+        }
+        self.was_treated = false;
+        Ok(!std::mem::take(&mut self.strikes).is_empty())
+    }
+
     /// Notes that the GPU did not answer because it is lost or needs a reset, or that the driver
     /// went away. When it answers again, it has been repaired.
     pub fn learn_absence(&mut self) {
@@ -278,6 +291,26 @@ mod tests {
         health.strike(xid(48));
         health.learn_wish(None);
         assert_eq!(health.fault(None), Some(DeviceFault::Xid), "a new event counts again");
+    }
+
+    #[test]
+    fn a_person_can_clear_what_the_driver_does_not_hold() {
+        let mut health = GpuHealth::default();
+        assert_eq!(health.clear(), Ok(false));
+        health.strike(xid(63));
+        health.strike(GpuEvent::Xid { number: 95, instance: Some(2) });
+        health.learn_wish(Some(RecoveryAction::Nothing));
+        assert_eq!(health.clear(), Ok(true));
+        assert_eq!(
+            (health.fault(None), health.fault(Some(2)), health.last_xid()),
+            (None, None, Some(95))
+        );
+        assert!(!health.is_in_doubt());
+        health.strike(xid(63));
+        assert_eq!(health.fault(None), Some(DeviceFault::Xid), "a new event counts again");
+        health.learn_wish(Some(RecoveryAction::Reboot));
+        assert_eq!(health.clear(), Err(DeviceFault::RebootRequired));
+        assert_eq!(health.fault(None), Some(DeviceFault::RebootRequired));
     }
 
     #[test]

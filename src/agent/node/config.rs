@@ -6,6 +6,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
+use crate::gpu::clearing::Clearing;
 use crate::gpu::lent_limits::LentLimits;
 use crate::gpu::library_gate::LibraryGate;
 use crate::mig::on_demand::MigOnDemand;
@@ -36,6 +37,8 @@ pub struct AgentConfig {
     pub mig: Option<MigOnDemand>,
     /// Orders about limits of memory; `None` if the agent sets none.
     pub limits: Option<LentLimits>,
+    /// Orders to clear a GPU; `None` for nodes that are played.
+    pub clearing: Option<Clearing>,
     /// What the agent looks after.
     pub upkeep: Upkeep,
     /// Whether NVIDIA's library may be open; `None` for nodes that are played.
@@ -62,6 +65,8 @@ pub(crate) struct AgentNode {
     pub(crate) mig: Option<MigOnDemand>,
     /// Orders about limits of memory, if the agent sets any.
     pub(crate) limits: Option<LentLimits>,
+    /// Orders to clear a GPU, if the agent obeys any.
+    pub(crate) clearing: Option<Clearing>,
     /// Whether NVIDIA's library may be open, if there is one.
     pub(crate) gate: Option<LibraryGate>,
 }
@@ -81,8 +86,19 @@ impl AgentNode {
         if let Some(limits) = &self.limits {
             limits.lose(link);
         }
+        if let Some(clearing) = &self.clearing {
+            clearing.lose(link);
+        }
         if let Some(gate) = &self.gate {
             gate.forget(link);
+        }
+    }
+
+    /// Waits until a GPU is to be cleared.
+    pub(crate) async fn clear_ordered(&self) {
+        match &self.clearing {
+            Some(clearing) => clearing.ordered().await,
+            None => std::future::pending().await,
         }
     }
 

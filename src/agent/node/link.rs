@@ -6,13 +6,14 @@ use std::time::Duration;
 use rand::Rng;
 use tokio::sync::watch;
 
+use crate::gpu::clearing::Clearing;
 use crate::gpu::sample::Sample;
 use crate::mig::on_demand::MigOnDemand;
 use crate::node::config::{AgentNode, Extender};
 use crate::node::session::{ContactChange, ExtenderAnswer, Next, Session};
 use crate::upkeep::condition::LastAccepted;
 use runtime::clock::Clock;
-use wire::report::bodies::{Outcome, Report};
+use wire::report::bodies::{ClearOutcome, Outcome, Report};
 use wire::units::Timestamp;
 
 /// Longest time between two questions of an agent that has nothing to report yet.
@@ -44,7 +45,10 @@ impl Link {
         // Ends with the process: the sampler never drops its end earlier.
         while self.newest.changed().await.is_ok() {
             let elapsed = self.clock.now().since(self.sent);
-            let is_needed = |sample: &Arc<Sample>| self.session.needs(sample, elapsed, self.period);
+            let has_outcome = self.clear_outcome().is_some();
+            let is_needed = |sample: &Arc<Sample>| {
+                has_outcome || self.session.needs(sample, elapsed, self.period)
+            };
             if !self.newest.borrow_and_update().as_ref().is_some_and(is_needed) {
                 continue;
             }
@@ -97,8 +101,14 @@ impl Link {
         }
     }
 
+    /// What became of the order to clear a GPU.
+    fn clear_outcome(&self) -> Option<ClearOutcome> {
+        self.node.clearing.as_ref().and_then(Clearing::outcome)
+    }
+
     /// One report and its answer.
     async fn exchange(&mut self) -> Next {
+        let clear_outcome = self.clear_outcome();
         let (session, newest) = (&mut self.session, &mut self.newest);
         self.sent = self.clock.now();
         // The first sample exists: links wait for it before they come here.
@@ -110,7 +120,8 @@ impl Link {
                 sample = newer;
             }
             let promises = self.node.mig.as_ref().and_then(MigOnDemand::promises);
-            Report { mig_promises: promises, ..session.report(&sample) }
+            let clear_outcome = clear_outcome.clone();
+            Report { mig_promises: promises, clear_outcome, ..session.report(&sample) }
         });
         let answer = answer.await;
         self.take_orders(&answer);
@@ -146,7 +157,7 @@ impl Link {
 
     /// Takes the orders in an answer. They end with an answer that is none.
     fn take_orders(&self, answer: &ExtenderAnswer) {
-        let AgentNode { mig, limits, gate, .. } = &*self.node;
+        let AgentNode { mig, limits, clearing, gate, .. } = &*self.node;
         if let Some(gate) = gate {
             match answer {
                 ExtenderAnswer::Reply(reply) => {
@@ -167,6 +178,9 @@ impl Link {
                 if let Some(limits) = limits {
                     limits.learn(self.number, reply.memory_limits.clone(), now);
                 }
+                if let Some(clearing) = clearing {
+                    clearing.learn(self.number, reply.clear_orders.as_deref().cloned(), now);
+                }
             }
             // It answers an older report, or one of another session: the next one counts.
             ExtenderAnswer::Reply(_) => {}
@@ -178,6 +192,9 @@ impl Link {
                 }
                 if let Some(limits) = limits {
                     limits.lose(self.number);
+                }
+                if let Some(clearing) = clearing {
+                    clearing.lose(self.number);
                 }
             }
         }

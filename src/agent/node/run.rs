@@ -151,6 +151,7 @@ impl Agent {
             news: Notify::new(),
             mig: self.config.mig.clone(),
             limits: self.config.limits.clone(),
+            clearing: self.config.clearing.clone(),
             gate: self.config.gate.clone(),
         });
         let (samples, newest) = watch::channel(None);

@@ -119,6 +119,7 @@ impl<P: Probe + 'static> Sampler<P> {
             if let Some(renewal) = self.settle(failure.as_ref()).await {
                 return renewal;
             }
+            self.refuse_orders(failure.as_ref());
             if let Some(shown) = self.shown(sample) {
                 if let Some(metrics) = &self.metrics {
                     metrics.show(&self.node.name, &shown, &allocations);
@@ -130,6 +131,14 @@ impl<P: Probe + 'static> Sampler<P> {
                 Some(ProbeError::Opening) => {} // it is waited for
                 Some(_) => self.rest_after_failure(began).await,
             }
+        }
+    }
+
+    /// Ends the order to clear a GPU if no GPU can be read.
+    fn refuse_orders(&self, failure: Option<&ProbeError>) {
+        let is_away = failure.is_some_and(|failure| *failure != ProbeError::Opening);
+        if let Some(clearing) = self.node.clearing.as_ref().filter(|_| is_away) {
+            clearing.refuse(DeviceFault::DriverAway);
         }
     }
 
@@ -158,6 +167,7 @@ impl<P: Probe + 'static> Sampler<P> {
                 () = self.node.news.notified() => {}
                 () = self.node.mig_changed() => return,
                 () = self.node.limits_ordered() => return,
+                () = self.node.clear_ordered() => return,
                 () = self.node.gate_changed() => return,
             }
         }
@@ -178,6 +188,7 @@ impl<P: Probe + 'static> Sampler<P> {
             }
             tokio::select! {
                 () = tokio::time::sleep(left.min(LOOK_EVERY)) => {}
+                () = self.node.clear_ordered() => return,
                 () = self.node.gate_changed() => return,
             }
             if self.look() {

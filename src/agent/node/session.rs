@@ -175,6 +175,7 @@ impl Session {
             mig_failures: sample.mig_failures.clone(),
             memory_limits: sample.memory_limits.clone(),
             mig_promises: None,
+            clear_outcome: None,
             containers: self.sent_containers.as_ref().map(|all| all.to_vec()),
         }
     }

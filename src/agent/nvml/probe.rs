@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use nvml_wrapper::Nvml;
 
+use crate::gpu::clearing::Clearing;
 use crate::gpu::health::{GpuEvent, GpuHealth};
 use crate::gpu::lent_limits::{Containers, LentLimits};
 use crate::gpu::library_gate::LibraryGate;
@@ -30,7 +31,7 @@ use crate::processes::draining::Draining;
 use crate::processes::driver_mounts::DriverMounts;
 use crate::processes::pods::PodsByProcess;
 use crate::processes::watched::Watched;
-use wire::api::condition::DeviceFault;
+use wire::api::condition::{ClearResult, DeviceFault};
 use wire::api::state::DeviceKind;
 use wire::ids::{MAX_DEVICES_PER_NODE, PodUid};
 use wire::report::bodies::{Allocation, DeviceReport, DeviceUse, DriverReport, MigProfileReport};
@@ -55,6 +56,8 @@ pub struct NvmlProbe {
     on_demand: Option<MigOnDemand>,
     /// The limits that are ordered, if the agent sets any.
     lent_limits: Option<LentLimits>,
+    /// Which GPU a person wants to be cleared, if the agent obeys that.
+    clearing: Option<Clearing>,
     /// Whether the library may be open; without one it may.
     gate: Option<LibraryGate>,
     /// The library while it is open.
@@ -108,6 +111,7 @@ impl NvmlProbe {
             mps: None,
             on_demand: None,
             lent_limits: None,
+            clearing: None,
             gate: None,
             open: None,
             reopen_after: REOPEN_AFTER,
@@ -136,6 +140,12 @@ impl NvmlProbe {
     #[must_use]
     pub fn with_limits(self, lent_limits: LentLimits) -> Self {
         Self { lent_limits: Some(lent_limits), ..self }
+    }
+
+    /// The same probe, which also forgets past events of a GPU that a person clears.
+    #[must_use]
+    pub fn with_clearing(self, clearing: Clearing) -> Self {
+        Self { clearing: Some(clearing), ..self }
     }
 
     /// The same probe, for which these Xids have no effect.
@@ -169,6 +179,26 @@ impl NvmlProbe {
         };
         let driver = OpenDriver { nvml: &open.nvml, handles: &open.handles, limits };
         lent.carry_out(orders.as_ref(), &limited, containers.as_ref(), &driver, now);
+    }
+
+    /// Clears the GPU that a person wants to be cleared, if it answers now.
+    fn clear(&mut self, sweep: &Sweep) {
+        let Some(clearing) = &self.clearing else { return };
+        let Some(gpu) = clearing.gpu() else { return };
+        let answers = sweep.seen.iter().any(|device| device.report.uuid == gpu);
+        let cleared = match self.health.get_mut(&gpu).filter(|_| answers) {
+            Some(health) => health.clear().map_err(Some),
+            None => {
+                let absent = self.known.get(&gpu);
+                Err(absent.and_then(|known| absent_device(known, &sweep.failures).usage.fault))
+            }
+        };
+        let (result, fault) = match cleared {
+            Ok(true) => (ClearResult::Cleared, None),
+            Ok(false) => (ClearResult::NothingToClear, None),
+            Err(fault) => (ClearResult::Refused, fault),
+        };
+        clearing.settle(&gpu, result, fault);
     }
 
     /// Opens the library.
@@ -491,6 +521,7 @@ impl NvmlProbe {
         let needs_list = has_ended || is_new || changes != open.changes;
         let processes = if needs_list { ProcessSampling::List } else { processes };
         let sweep = self.sweep(&mut open, processes, changes, now)?;
+        self.clear(&sweep);
         if processes == ProcessSampling::List {
             let driver = open.driver.as_ref();
             open.driver = driver.map(|driver| details::with_modules(driver, &self.pods.root));

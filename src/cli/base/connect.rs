@@ -9,16 +9,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use clap::Args;
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::header::HeaderValue;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Request, StatusCode, Uri};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use crate::base::failure::Failure;
 use runtime::causes::with_causes;
 use runtime::http_client::{HttpClient, plain_address};
-use server::api::resources::RESOURCE_PATH;
+use server::api::resources::{GROUP_PATH, RESOURCE_PATH};
 use server::http::browser::CLIENT_HEADER;
 use wire::api::error::ErrorReason;
 use wire::ids::is_name;
@@ -216,13 +216,30 @@ impl Server {
     /// # Errors
     /// No answer, a refusal, or an answer of another form.
     pub(crate) async fn ask<T: DeserializeOwned>(&self, path: &str) -> Result<T, Failure> {
-        let requested = tokio::time::timeout(self.timeout, self.exchange(path)).await;
+        self.answer(&Call { group: RESOURCE_PATH, path, body: None }).await
+    }
+
+    /// The answer to `body`, which is put to `path` and may change something.
+    ///
+    /// # Errors
+    /// No answer, a refusal, or an answer of another form.
+    pub(crate) async fn order<B: Serialize, T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &B,
+    ) -> Result<T, Failure> {
+        let body = serde_json::to_vec(body).map_err(Failure::other)?;
+        self.answer(&Call { group: GROUP_PATH, path, body: Some(body.into()) }).await
+    }
+
+    async fn answer<T: DeserializeOwned>(&self, call: &Call<'_>) -> Result<T, Failure> {
+        let requested = tokio::time::timeout(self.timeout, self.exchange(call)).await;
         let (status, body) = requested.map_err(|_| {
             let seconds = self.timeout.as_secs();
             Failure::unreachable(format!("{} does not answer within {seconds} s", self.name()))
         })??;
         if !status.is_success() {
-            return Err(self.refusal(status, &body));
+            return Err(self.refusal(call, status, &body));
         }
         serde_json::from_slice(&body).map_err(|error| {
             Failure::other(format!(
@@ -232,18 +249,19 @@ impl Server {
         })
     }
 
-    async fn exchange(&self, path: &str) -> Result<(StatusCode, Bytes), Failure> {
+    async fn exchange(&self, call: &Call<'_>) -> Result<(StatusCode, Bytes), Failure> {
         let away =
             |error: String| Failure::unreachable(format!("cannot reach {}: {error}", self.name()));
         match &self.way {
             Way::Direct { base } => {
-                let address: Uri = format!("{base}{path}").parse().map_err(Failure::usage)?;
-                get(address).await.map_err(away)
+                let address = format!("{base}{}", call.path);
+                let address: Uri = address.parse().map_err(Failure::usage)?;
+                direct(call.request(address, Full::new)).await.map_err(away)
             }
             Way::ApiServer { client, service } => {
                 let base =
-                    service.as_ref().map_or_else(|| RESOURCE_PATH.to_owned(), ServicePort::path);
-                let found = through(client, &base, path).await.map_err(away)?;
+                    service.as_ref().map_or_else(|| call.group.to_owned(), ServicePort::path);
+                let found = through(client, &base, call).await.map_err(away)?;
                 let is_elsewhere = [StatusCode::NOT_FOUND, StatusCode::FORBIDDEN]
                     .contains(&found.0)
                     && is_of_api_server(&found.1);
@@ -252,7 +270,7 @@ impl Server {
                 }
                 // An API server without the group says so only to those who may call any.
                 let base = ServicePort::shipped().path();
-                let behind = through(client, &base, path).await.map_err(away)?;
+                let behind = through(client, &base, call).await.map_err(away)?;
                 let is_refused = is_of_api_server(&behind.1) && found.0 == StatusCode::FORBIDDEN;
                 Ok(if is_refused { found } else { behind })
             }
@@ -271,13 +289,18 @@ impl Server {
         }
     }
 
-    fn refusal(&self, status: StatusCode, body: &[u8]) -> Failure {
+    fn refusal(&self, call: &Call<'_>, status: StatusCode, body: &[u8]) -> Failure {
         let said: Option<Refusal> = serde_json::from_slice(body).ok();
         let is_of_api_server = is_of_api_server(body);
         let reason = said.as_ref().and_then(|said| said.reason);
         let text = said.and_then(|said| said.error.or(said.message));
         let text: String = text.unwrap_or_else(|| status.to_string()).chars().take(500).collect();
         match status {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN if call.body.is_some() => {
+                Failure::other(format!(
+                    "the call is rejected: {text}; you need the ClusterRole gpupack-clear (see deploy/rbac.yaml)"
+                ))
+            }
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Failure::other(format!(
                 "the API server rejects the call: {text}; you need the ClusterRole gpupack-view, or the \
                  Role of that name where the extender has no certificates (see deploy/rbac.yaml)"
@@ -305,14 +328,40 @@ fn is_of_api_server(body: &[u8]) -> bool {
     said.is_some_and(|said| said.kind.as_deref() == Some("Status"))
 }
 
-/// Status and body of a GET through the API server, whatever the status.
+/// A call of the extender: a GET, or a PUT of a body of JSON.
+struct Call<'a> {
+    /// What is before the path at the API server.
+    group: &'static str,
+    path: &'a str,
+    body: Option<Bytes>,
+}
+
+impl Call<'_> {
+    /// The request at this address, with a body of the client's kind.
+    fn request<B>(
+        &self,
+        address: Uri,
+        body: impl FnOnce(Bytes) -> B,
+    ) -> Result<Request<B>, hyper::http::Error> {
+        let request = match self.body {
+            None => Request::get(address),
+            Some(_) => Request::put(address).header(CONTENT_TYPE, "application/json"),
+        };
+        let content = self.body.clone().unwrap_or_default();
+        request.header(CLIENT_HEADER, CLIENT).body(body(content))
+    }
+}
+
+/// Status and body of a call through the API server, whatever the status.
 async fn through(
     client: &kube::Client,
     base: &str,
-    path: &str,
+    call: &Call<'_>,
 ) -> Result<(StatusCode, Bytes), String> {
-    let request = Request::get(format!("{base}{path}")).header(CLIENT_HEADER, CLIENT);
-    let request = request.body(kube::client::Body::empty()).map_err(|error| error.to_string())?;
+    let address: Uri =
+        format!("{base}{}", call.path).parse().map_err(|error| format!("{error}"))?;
+    let request = call.request(address, |body| kube::client::Body::from(body.to_vec()));
+    let request = request.map_err(|error| error.to_string())?;
     let answer = client.send(request).await.map_err(|error| said(&error))?;
     let status = answer.status();
     let body = Limited::new(answer.into_body(), MAX_BODY_BYTES).collect().await;
@@ -324,7 +373,12 @@ async fn through(
 /// # Errors
 /// What failed on the way.
 pub(crate) async fn get(address: Uri) -> Result<(StatusCode, Bytes), String> {
-    let request = Request::get(address).header(CLIENT_HEADER, CLIENT).body(Full::default());
+    direct(Call { group: "", path: "", body: None }.request(address, Full::new)).await
+}
+
+async fn direct(
+    request: Result<Request<Full<Bytes>>, hyper::http::Error>,
+) -> Result<(StatusCode, Bytes), String> {
     let request = request.map_err(|error| error.to_string())?;
     HttpClient::new(MAX_TIMEOUT, MAX_BODY_BYTES).exchange(request).await
 }

@@ -151,6 +151,12 @@ fn rate(text: &str) -> Result<f64, String> {
 }
 
 impl DemoArgs {
+    /// Time between the samples of a node.
+    fn period(&self) -> Duration {
+        let least = Duration::from_secs(1);
+        least.max(least * self.nodes / REPORT_RATE)
+    }
+
     fn gpus(&self) -> u64 {
         u64::from(self.nodes) * u64::from(self.gpus_per_node)
     }
@@ -358,17 +364,16 @@ async fn live(
         if is_large {
             filled.notified().await;
         }
-        let least = Duration::from_secs(1);
-        let period = least.max(least * args.nodes / REPORT_RATE);
         let config = AgentConfig {
             extenders: vec![base.to_owned()],
             proof: Proof::default(),
             resolver: Resolver::default(),
-            period,
+            period: args.period(),
             clock: app.clock,
             metrics: args.agent_metrics.map(|at| agent_metrics(at, app.clock)).transpose()?,
             mig: None,
             limits: None,
+            clearing: None,
             upkeep: Upkeep::default(),
             gate: None,
         };

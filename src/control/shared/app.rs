@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use dashmap::{DashMap, DashSet};
 
+use crate::clearing::Clears;
 use crate::metrics::labels::RequeueResult;
 use crate::metrics::registry::Metrics;
 use crate::moving::Moving;
@@ -68,6 +69,8 @@ pub struct App {
     pub room: Rooms,
     /// Bindings and fences.
     pub binding: Bindings,
+    /// Orders of people to clear a GPU.
+    pub clears: Clears,
     /// Whether this process acts.
     pub lead: Lead,
     pub clock: Clock,
@@ -162,6 +165,7 @@ impl App {
             pods: KnownPods::default(),
             room: Rooms::default(),
             binding: Bindings::default(),
+            clears: Clears::default(),
             lead: Lead::new(None),
             clock: outside.clock(),
             outside,
@@ -355,6 +359,7 @@ impl App {
             ("written annotations", self.pods.edits.written_count()),
             ("reasons", self.reasons.count()),
             ("effects", self.outbox.count()),
+            ("orders to clear a GPU", self.clears.count()),
             ("in flight", self.binding.in_flight.count()),
             ("notices", self.notices.remembered()),
         ];

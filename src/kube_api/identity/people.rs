@@ -27,6 +27,9 @@ pub const GROUP: &str = "inspection.gpupack.dev";
 /// The resource that a person must be allowed to get.
 pub const RESOURCE: &str = "cluster";
 
+/// The resource that a person must be allowed to update, to clear a GPU.
+pub const GPUS: &str = "gpus";
+
 /// How long an answer about a right is remembered.
 const KNOWN_FOR: Duration = Duration::from_secs(30);
 
@@ -69,6 +72,8 @@ impl From<UserInfo> for Person {
 pub enum Right {
     /// To query the cluster, by page or command line.
     Inspect,
+    /// To clear GPUs.
+    ClearGpus,
     /// To list the pods of a namespace; without one, of all.
     ListPods(Option<Arc<str>>),
     /// To call a path of the port of metrics: verb and path.
@@ -141,6 +146,7 @@ impl People {
 fn review(person: &Person, right: &Right) -> SubjectAccessReview {
     let resource = match right {
         Right::Inspect => Some(("get", GROUP, RESOURCE, None)),
+        Right::ClearGpus => Some(("update", GROUP, GPUS, None)),
         Right::ListPods(namespace) => Some(("list", "", "pods", namespace.as_deref())),
         Right::Path(..) => None,
     };
@@ -157,7 +163,7 @@ fn review(person: &Person, right: &Right) -> SubjectAccessReview {
             verb: Some((*verb).to_owned()),
             path: Some((*path).to_owned()),
         }),
-        Right::Inspect | Right::ListPods(_) => None,
+        Right::Inspect | Right::ClearGpus | Right::ListPods(_) => None,
     };
     SubjectAccessReview {
         spec: SubjectAccessReviewSpec {

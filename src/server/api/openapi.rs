@@ -4,7 +4,7 @@
 use utoipa::openapi::{Content, Ref, ResponseBuilder};
 use utoipa::{Modify, OpenApi};
 
-use crate::api::{queries, replicas, server};
+use crate::api::{clears, queries, replicas, server};
 use crate::page::{routes, stream};
 use wire::api::commands::{DemoSummary, DeviceList, NodeList, TenantList};
 use wire::api::page::NodeCell;
@@ -33,6 +33,7 @@ use wire::api::page::NodeCell;
         queries::teams,
         queries::moves,
         queries::advise,
+        clears::clear,
         routes::summary,
         stream::events,
         routes::fit,

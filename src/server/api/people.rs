@@ -56,6 +56,12 @@ impl PersonRefusal {
     }
 }
 
+/// A user who may clear GPUs: an extension of the calls that such a user makes.
+#[derive(Clone, Debug)]
+pub(crate) struct MayClear {
+    pub(crate) user: String,
+}
+
 /// When the namespaces were listed, and which there were.
 type Listed = (Timestamp, Arc<BTreeSet<String>>);
 
@@ -159,6 +165,14 @@ impl PeopleAccess {
         Ok(())
     }
 
+    async fn admit_clear(&self, parts: &mut Parts) -> Result<(), PersonRefusal> {
+        let person = self.caller(parts).await?;
+        let what = "clear GPUs: grant the ClusterRole gpupack-clear";
+        self.must(&person, Right::ClearGpus, what).await?;
+        parts.extensions.insert(MayClear { user: person.name.clone() });
+        Ok(())
+    }
+
     async fn admit_scrape(&self, parts: &Parts) -> Result<(), PersonRefusal> {
         let person = self.sender(parts).await?;
         let (right, what) = if parts.method == Method::PUT {
@@ -180,6 +194,19 @@ pub(crate) async fn identify(
 ) -> Response {
     let (mut parts, body) = request.into_parts();
     match access.admit(&mut parts).await {
+        Ok(()) => next.run(Request::from_parts(parts, body)).await,
+        Err(refused) => refused.response(),
+    }
+}
+
+/// Passes a call on that clears a GPU, if its sender may do that.
+pub(crate) async fn identify_clear(
+    State(access): State<Arc<PeopleAccess>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let (mut parts, body) = request.into_parts();
+    match access.admit_clear(&mut parts).await {
         Ok(()) => next.run(Request::from_parts(parts, body)).await,
         Err(refused) => refused.response(),
     }

@@ -24,8 +24,8 @@ use wire::api::error::{Error, ErrorReason};
 use wire::api::kind::{ApiVersion, ReplyKind};
 use wire::ids::{DeviceId, PodUid};
 use wire::report::bodies::{
-    GpuLimits, LibraryAnswer, LimitOrders, MakeInstance, MigOrders, MigPromise, Outcome, PodLimit,
-    Reply,
+    ClearOrders, GpuLimits, LibraryAnswer, LimitOrders, MakeInstance, MigOrders, MigPromise,
+    Outcome, PodLimit, Reply,
 };
 use wire::report::report_limits::MAX_MIG_PROMISES;
 use wire::units::Timestamp;
@@ -70,6 +70,9 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
                 let details = of_this_term(app, report.details);
                 app.outbox.push(app.ledger.note(node, &report.facts.uses, details, rules, now));
             }
+            if let Some(outcome) = report.clear_outcome.filter(|_| receipt.is_taken) {
+                app.clears.learn(node, &outcome, now);
+            }
             keep_promises(app, node, report.promises.filter(|_| receipt.is_taken), now);
             let allocations = receipt.allocations.as_ref();
             let reply = Reply {
@@ -81,35 +84,38 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
                 allocations: allocations.map(|held| held.iter().map(allocation).collect()),
                 mig_orders: mig_orders(app, node),
                 memory_limits: limit_orders(app, node),
+                clear_orders: clear_orders(app, node, now),
                 close_library: app.ledger.closes_library(node),
             };
             (StatusCode::OK, to_json(&reply))
         }
-        Err(refusal) => {
-            app.metrics.report(ReportResult::Refused);
-            let (status, reason) = match &refusal {
-                ReportRefusal::UnknownNode { .. } => (StatusCode::NOT_FOUND, None),
-                ReportRefusal::OldSession { .. }
-                | ReportRefusal::LateHello { .. }
-                | ReportRefusal::EarlierAgent { .. } => {
-                    (StatusCode::CONFLICT, Some(ErrorReason::SessionExpired))
-                }
-                ReportRefusal::NoInventory
-                | ReportRefusal::DeviceOfOtherNode { .. }
-                | ReportRefusal::TooManyClasses { .. }
-                | ReportRefusal::Inventory(_) => {
-                    // One agent may send many; its log has the answers.
-                    if let Some(left_out) =
-                        LOGGED.admits(("report", refusal.label()), app.clock.precise())
-                    {
-                        tracing::warn!(node, error = %refusal, left_out, "report refused");
-                    }
-                    (StatusCode::UNPROCESSABLE_ENTITY, None)
-                }
-            };
-            refuse(status, &refusal.to_string(), reason)
-        }
+        Err(refusal) => refused(app, node, &refusal),
     }
+}
+
+/// The answer to a report that the ledger refuses.
+fn refused(app: &App, node: &str, refusal: &ReportRefusal) -> (StatusCode, Vec<u8>) {
+    app.metrics.report(ReportResult::Refused);
+    let (status, reason) = match refusal {
+        ReportRefusal::UnknownNode { .. } => (StatusCode::NOT_FOUND, None),
+        ReportRefusal::OldSession { .. }
+        | ReportRefusal::LateHello { .. }
+        | ReportRefusal::EarlierAgent { .. } => {
+            (StatusCode::CONFLICT, Some(ErrorReason::SessionExpired))
+        }
+        ReportRefusal::NoInventory
+        | ReportRefusal::DeviceOfOtherNode { .. }
+        | ReportRefusal::TooManyClasses { .. }
+        | ReportRefusal::Inventory(_) => {
+            // One agent may send many; its log has the answers.
+            if let Some(left_out) = LOGGED.admits(("report", refusal.label()), app.clock.precise())
+            {
+                tracing::warn!(node, error = %refusal, left_out, "report refused");
+            }
+            (StatusCode::UNPROCESSABLE_ENTITY, None)
+        }
+    };
+    refuse(status, &refusal.to_string(), reason)
 }
 
 /// Status and JSON body of the answer to an agent that asks whether it may open the library. It changes nothing.
@@ -138,9 +144,16 @@ fn of_this_term(app: &App, details: DetailsReport) -> DetailsReport {
 }
 
 /// The term in which this replica gives orders to agents; `None` if it gives none.
-fn ordering_term(app: &App) -> Option<u64> {
+pub(crate) fn ordering_term(app: &App) -> Option<u64> {
     let may = app.leads() && app.lead.is_fenced() && app.readiness() == Readiness::Ready;
     app.writer.acts_in().filter(|_| may)
+}
+
+/// The GPU of a node that is to be cleared, if this replica gives orders. Its term is there without an order, too: so
+/// the agent hears no more of an earlier leader.
+fn clear_orders(app: &App, node: &str, now: Timestamp) -> Option<Box<ClearOrders>> {
+    let term = ordering_term(app)?;
+    Some(Box::new(ClearOrders { term, order: app.clears.order_for(node, term, now) }))
 }
 
 /// The limits of memory that the agent of a node is to set, if this replica gives orders.

@@ -15,10 +15,10 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 
 use crate::api::agents::{AgentAccess, prove};
-use crate::api::people::{PeopleAccess, identify, identify_scrape};
+use crate::api::people::{PeopleAccess, identify, identify_clear, identify_scrape};
 use crate::api::queries::scrape as scraped;
 use crate::api::replicas::LONGEST_MESSAGE;
-use crate::api::{queries, replicas, reports, resources, scrape};
+use crate::api::{clears, queries, replicas, reports, resources, scrape};
 use crate::http::exchange::PeerAddress;
 use crate::http::leading::{CallArrival, Door, Port, by_leader};
 use crate::http::listener_limits::PeerProof;
@@ -70,6 +70,9 @@ const LONGEST_BIND: usize = 64 << 10;
 /// Largest body that names a log level.
 const LONGEST_LOG_LEVEL: usize = 4 << 10;
 
+/// Largest body that says which GPU is to be cleared.
+const LONGEST_CLEAR: usize = 4 << 10;
+
 /// One body of that size is answered at a time, so that it takes one CPU core at most.
 static LARGE_BODIES: Semaphore = Semaphore::const_new(1);
 
@@ -114,7 +117,7 @@ pub fn router(service: Service) -> Router {
 pub fn all_routes(service: &Service) -> Router<Service> {
     let own = agent_routes().merge(metric_routes()).merge(probe_routes()).merge(replica_routes());
     let queries = queries::routes().layer(Extension(Viewer::All));
-    verb_routes(service).merge(own).merge(queries)
+    verb_routes(service).merge(own).merge(queries).merge(clear_routes())
 }
 
 /// Routes for kube-scheduler. The replica that leads answers them.
@@ -129,6 +132,11 @@ fn verb_routes(service: &Service) -> Router<Service> {
         .route_layer(of_leader.clone())
         .layer(at_most(service.app.config.max_body_bytes))
         .merge(bind.route_layer(of_leader).layer(at_most(LONGEST_BIND)))
+}
+
+/// The route that changes something for people.
+fn clear_routes() -> Router<Service> {
+    Router::new().route("/v1/gpus/{gpu}", put(clears::clear).layer(at_most(LONGEST_CLEAR)))
 }
 
 fn at_most(bytes: usize) -> DefaultBodyLimit {
@@ -163,6 +171,13 @@ fn proven_queries(queries: Router<Service>, access: &Arc<PeopleAccess>) -> Route
         .route(resources::RESOURCE_PATH, get(resources::to_page))
         .nest(resources::PAGE_PATH, queries.clone())
         .merge(queries)
+}
+
+/// The route that clears a GPU, for people who may do that: as it is, and as a resource of the API server.
+fn proven_clears(clears: Router<Service>, access: &Arc<PeopleAccess>) -> Router<Service> {
+    let proven = middleware::from_fn_with_state(Arc::clone(access), identify_clear);
+    let clears = clears.route_layer(proven);
+    Router::new().nest(resources::GROUP_PATH, clears.clone()).merge(clears)
 }
 
 /// Routes for other replicas: beside the verbs, since few clients may reach that port.
@@ -234,8 +249,9 @@ pub fn serve_apart(
         let page_limits = connections::limits(PAGE_CONNECTIONS, PAGE_IN_FLIGHT, 8);
         let metric_limits = connections::limits(METRICS_CONNECTIONS, METRICS_IN_FLIGHT, 2);
         let door = Door { app: Arc::clone(&service.app), port: Port::Page };
-        let mut page_routes =
-            queries::routes().route_layer(middleware::from_fn_with_state(door, by_leader));
+        let of_leader = middleware::from_fn_with_state(door, by_leader);
+        let mut page_routes = queries::routes().route_layer(of_leader.clone());
+        let mut clear_routes = clear_routes().route_layer(of_leader);
         let (mut replica_routes, mut agent_routes) = (replica_routes(), agent_routes());
         let mut metric_routes = metric_routes();
         let (mut mutual, mut asking, mut open) = (None, None, None);
@@ -246,6 +262,7 @@ pub fn serve_apart(
             replica_routes = replica_routes.route_layer(is_replica);
             agent_routes = agent_routes.route_layer(middleware::from_fn_with_state(agents, prove));
             page_routes = proven_queries(page_routes, &people);
+            clear_routes = proven_clears(clear_routes, &people);
             metric_routes =
                 metric_routes.route_layer(middleware::from_fn_with_state(people, identify_scrape));
             let handshake = |clients| Some(Handshake { tls: tls.clone(), clients });
@@ -265,7 +282,7 @@ pub fn serve_apart(
         let Listeners { verbs, agents, page, metrics } = listeners;
         let verb_routes = guarded(verb_routes, VERB_PATHS, service.clone());
         let agent_routes = guarded(agent_routes, AGENT_PATHS, service.clone());
-        let page_routes = guarded(page_routes, PAGE_PATHS, service.clone());
+        let page_routes = guarded(page_routes.merge(clear_routes), PAGE_PATHS, service.clone());
         let metric_routes = guarded(metric_routes, METRIC_PATHS, service.clone());
         let verbs = connections::serve(verbs, mutual, verb_routes, verb_limits, stop.clone());
         let agents =

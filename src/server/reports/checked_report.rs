@@ -4,7 +4,7 @@
 //! result to the ledger. Nothing here depends on earlier reports: the ledger compares them.
 
 use std::collections::BTreeMap;
-use wire::report::bodies::{MigPromise, MigPromises};
+use wire::report::bodies::{ClearOutcome, MigPromise, MigPromises};
 use wire::report::details::of_inventory;
 use wire::report::report_limits::MAX_MIG_PROMISES;
 
@@ -33,6 +33,8 @@ pub struct CheckedReport {
     pub details: DetailsReport,
     /// Term of an earlier leader, and the places of MIG instances that it promised, by pod.
     pub promises: Option<(u64, BTreeMap<PodUid, Vec<Spot>>)>,
+    /// What became of the order to clear a GPU.
+    pub clear_outcome: Option<ClearOutcome>,
 }
 
 impl CheckedReport {
@@ -93,6 +95,7 @@ impl CheckedReport {
                 containers,
             },
             promises,
+            clear_outcome: report.clear_outcome,
         })
     }
 }

@@ -1,13 +1,53 @@
-//! What `gpupack top`, `gpupack doctor` and `gpupack demo` print with `--output json`.
+//! What `gpupack top`, `gpupack doctor`, `gpupack clear` and `gpupack demo` print with `--output json`.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::api::condition::{ClearResult, DeviceFault};
 use crate::api::kind::{
-    ApiVersion, DemoSummaryKind, DeviceListKind, DiagnosisKind, NodeListKind, SeenDevicesKind,
-    TenantListKind,
+    ApiVersion, ClearRequestKind, ClearedKind, DemoSummaryKind, DeviceListKind, DiagnosisKind,
+    NodeListKind, SeenDevicesKind, TenantListKind,
 };
 use crate::api::state::{Device, DeviceKind, Node, NodeReporting, Packing, Tenant};
+
+/// The body of `PUT /v1/gpus/{gpu}`: that the agent forgets the faults of past events on this GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ClearRequest {
+    /// Version of this body; may be left out.
+    #[serde(default)]
+    pub api_version: ApiVersion,
+    /// `ClearRequest`; may be left out.
+    #[serde(default)]
+    pub kind: ClearRequestKind,
+    /// Node of the GPU.
+    pub node: String,
+    /// `order` of an earlier answer, to wait for its outcome; without it a new order is given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub order: Option<String>,
+}
+
+/// The answer to it, and `gpupack clear`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Cleared {
+    /// Version of this body.
+    pub api_version: ApiVersion,
+    /// `Cleared`.
+    pub kind: ClearedKind,
+    /// Node of the GPU.
+    pub node: String,
+    /// UUID of the GPU.
+    pub gpu: String,
+    /// Id of the order.
+    pub order: String,
+    /// What became of it. Left out as long as that is not known: ask again with `order`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub result: Option<ClearResult>,
+    /// Why the GPU still takes no tenants, if the order was refused. Left out: its agent does not see it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fault: Option<DeviceFault>,
+}
 
 /// `gpupack top nodes`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

@@ -39,6 +39,22 @@ pub enum DeviceFault {
     Other,
 }
 
+/// What became of an order to clear a GPU: that its agent forgets the faults of past events there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub enum ClearResult {
+    /// They are forgotten.
+    Cleared,
+    /// There were none.
+    NothingToClear,
+    /// They stay: the driver still requests an action for the GPU, or the GPU does not answer.
+    Refused,
+    /// The agent did not answer in time. It may still have carried the order out.
+    NoAnswer,
+    /// A result that only a newer agent knows.
+    #[serde(other)]
+    Other,
+}
+
 /// How a GPU addresses the memory of its host, as NVML reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub enum AddressingMode {

@@ -48,4 +48,6 @@ kinds! {
     DemoSummaryKind: DemoSummary,
     DiagnosisKind: Diagnosis,
     SeenDevicesKind: SeenDevices,
+    ClearRequestKind: ClearRequest,
+    ClearedKind: Cleared,
 }

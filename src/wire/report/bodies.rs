@@ -12,7 +12,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::api::condition::{AddressingMode, DeviceFault, MpsState};
+use crate::api::condition::{AddressingMode, ClearResult, DeviceFault, MpsState};
 use crate::api::kind::{ApiVersion, LibraryAnswerKind, ReplyKind, ReportKind};
 use crate::api::state::{DeviceKind, MigPlacement, Neighbor};
 use crate::json_object;
@@ -103,6 +103,28 @@ pub struct Report {
         skip_serializing_if = "Option::is_none"
     )]
     pub containers: Option<Vec<ContainerReport>>,
+    /// What became of the order to clear a GPU, as long as it is given.
+    #[serde(
+        default,
+        deserialize_with = "json_object::optional",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub clear_outcome: Option<ClearOutcome>,
+}
+
+/// What became of an order to clear a GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ClearOutcome {
+    /// Term of the leader that gave it.
+    pub term: u64,
+    /// Its number.
+    pub number: u64,
+    /// What became of it.
+    pub result: ClearResult,
+    /// Why the GPU still takes no tenants, if it was refused. Left out: the agent does not see that GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fault: Option<DeviceFault>,
 }
 
 /// A container of a pod, and whether it got the driver when it was made. That never changes.
@@ -450,6 +472,13 @@ pub struct Reply {
         skip_serializing_if = "Option::is_none"
     )]
     pub memory_limits: Option<LimitOrders>,
+    /// The GPU whose past faults are to be forgotten. Left out by a replica that gives no orders.
+    #[serde(
+        default,
+        deserialize_with = "json_object::optional",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub clear_orders: Option<Box<ClearOrders>>,
     /// Why the agent is to close NVIDIA's library and to keep it closed, as label and value of its
     /// Node object. Left out: the library may be open. Every replica says what it knows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -468,6 +497,32 @@ pub struct LibraryAnswer {
     /// As in a reply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub close_library: Option<String>,
+}
+
+/// What a leader orders about past faults of GPUs, at most one order at a time. The agent obeys the newest term, as for
+/// `migOrders`, and carries each order out once.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ClearOrders {
+    /// Term of the leader that gives them; it grows with each change of the leader.
+    pub term: u64,
+    /// The order, until its outcome is reported or its time is over.
+    #[serde(
+        default,
+        deserialize_with = "json_object::optional",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub order: Option<ClearOrder>,
+}
+
+/// The order to forget the faults that past events stand for, of a GPU and its MIG instances.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ClearOrder {
+    /// Its number: no other order of this term has it.
+    pub number: u64,
+    /// UUID of the GPU.
+    pub gpu: String,
 }
 
 /// The limits that the driver is to have for pods that may use more memory than they request.

@@ -164,6 +164,7 @@ pub(crate) fn sample_at(probe: &mut NvmlProbe, seconds: u64) -> Result<Sample, P
         mig_failures: Vec::new(),
         memory_limits: None,
         mig_promises: None,
+        clear_outcome: None,
         containers: None,
     };
     CheckedReport::of(report).unwrap();

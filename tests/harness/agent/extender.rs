@@ -7,6 +7,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::Request;
 use cli::serve::extender::settings;
+use control::clearing::{Ended, Standing, Wanted};
 use control::shared::app::App;
 use engine::hardware::pool::ConfiguredIsolation;
 use engine::ledger::change::facts::{MoveFact, PodFact};
@@ -144,6 +145,20 @@ impl Extender {
         let upgrade = UpgradeState::ALL.into_iter().find(|state| state.value() == upgrade);
         let mig = MigChange::ALL.into_iter().find(|change| change.value() == mig);
         self.app.ledger.see_driver_work(&NodeName::new("n"), DriverWork { upgrade, mig });
+    }
+
+    /// Orders to clear a GPU, and waits for the outcome.
+    pub(crate) fn clear(&self, gpu: &str) -> Ended {
+        let (app, gpu) = (&self.app, DeviceId::new(gpu).unwrap());
+        let wanted = Wanted { node: "n", gpu: &gpu };
+        let term = app.writer.acts_in().unwrap();
+        let id = app.clears.give(wanted, term, app.clock.now()).unwrap();
+        self.until("the outcome", |_| {
+            match app.clears.standing(wanted, id, term, app.clock.now()) {
+                Standing::Ended(ended) => Some(ended),
+                Standing::GoingOn | Standing::Unknown => None,
+            }
+        })
     }
 
     /// The container of the pod `uid` that is to have its devices starts, with an id that begins so.

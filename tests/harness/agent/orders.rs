@@ -14,8 +14,8 @@ use tokio::runtime::Runtime;
 use wire::api::kind::{ApiVersion, ReplyKind};
 use wire::api::state::DeviceKind;
 use wire::report::bodies::{
-    DeviceReport, MakeInstance, MigFailure, MigOrders, MigPromise, MigPromises, Outcome, Reply,
-    Report,
+    ClearOrder, ClearOrders, ClearOutcome, DeviceReport, MakeInstance, MigFailure, MigOrders,
+    MigPromise, MigPromises, Outcome, Reply, Report,
 };
 
 /// How the replies are.
@@ -34,6 +34,10 @@ pub(crate) enum Replies {
 #[derive(Default)]
 struct Told {
     orders: Option<MigOrders>,
+    /// Which GPU is to be cleared.
+    clear: Option<ClearOrders>,
+    /// What became of that, by the newest report.
+    cleared: Option<ClearOutcome>,
     replies: Replies,
     /// When the orders were first in a reply.
     ordered: Option<Duration>,
@@ -74,6 +78,7 @@ async fn take(
     }
     told.reports.push(clock.precise());
     told.failures = report.mig_failures;
+    told.cleared = report.clear_outcome;
     told.promised = report.mig_promises;
     if let Some(inventory) = report.inventory {
         told.inventory = inventory;
@@ -95,6 +100,7 @@ async fn take(
         allocations: Some(Vec::new()),
         mig_orders: told.orders.clone(),
         memory_limits: None,
+        clear_orders: told.clear.clone().map(Box::new),
         close_library: None,
     })
 }
@@ -156,6 +162,17 @@ impl Replica {
     pub(crate) fn promised(&self) -> Vec<(u64, String, u32)> {
         let told = self.told().promised.clone().unwrap_or_default();
         told.instances.into_iter().map(|it| (told.term, it.pod_uid, it.start)).collect()
+    }
+
+    /// Orders in this term to clear `GPU-a`, if there is a number for that.
+    pub(crate) fn clear(&self, term: u64, number: Option<u64>) {
+        let order = number.map(|number| ClearOrder { number, gpu: "GPU-a".to_owned() });
+        self.told().clear = Some(ClearOrders { term, order });
+    }
+
+    /// What became of that, by the newest report.
+    pub(crate) fn cleared(&self) -> Option<ClearOutcome> {
+        self.told().cleared.clone()
     }
 
     /// Gives no orders from now on.

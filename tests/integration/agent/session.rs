@@ -119,6 +119,7 @@ async fn take(
         allocations: (!is_known).then(|| bed.allocations.clone()),
         mig_orders: None,
         memory_limits: None,
+        clear_orders: None,
         close_library: None,
     })
     .into_response()
@@ -179,6 +180,7 @@ impl Agent {
             metrics: None,
             mig: None,
             limits: None,
+            clearing: None,
             upkeep: Upkeep::default(),
             gate: None,
         };
@@ -374,6 +376,7 @@ async fn a_node_without_driver_stays_silent_and_stops_on_signal() {
         metrics: None,
         mig: None,
         limits: None,
+        clearing: None,
         upkeep: Upkeep::default(),
         gate: None,
     };

@@ -22,7 +22,7 @@ use wire::units::{HostAmount, MemMib, MilliCpu};
 /// Where the API server has the extender of the shipped manifests.
 const PROXIED: &str = "/api/v1/namespaces/gpu-system/services/gpupack:page/proxy";
 
-fn gpupack(arguments: &[&str]) -> Output {
+pub(super) fn gpupack(arguments: &[&str]) -> Output {
     gpupack_as(Path::new(env!("CARGO_BIN_EXE_gpupack")), arguments)
 }
 
@@ -35,19 +35,19 @@ fn gpupack_as(program: &Path, arguments: &[&str]) -> Output {
     command.args(arguments).output().expect("the program starts")
 }
 
-fn text(bytes: &[u8]) -> String {
+pub(super) fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("the program writes UTF-8")
 }
 
 /// What a call prints that must succeed, saying nothing else.
-fn printed(arguments: &[&str]) -> String {
+pub(super) fn printed(arguments: &[&str]) -> String {
     let output = gpupack(arguments);
     assert_eq!((output.status.code(), &*text(&output.stderr)), (Some(0), ""), "{arguments:?}");
     text(&output.stdout)
 }
 
 /// The one line of a call that must end with this code, printing nothing.
-fn refused(code: i32, arguments: &[&str]) -> String {
+pub(super) fn refused(code: i32, arguments: &[&str]) -> String {
     let output = gpupack(arguments);
     let line = text(&output.stderr);
     assert_eq!((output.status.code(), &*text(&output.stdout)), (Some(code), ""), "{line}");
@@ -56,7 +56,7 @@ fn refused(code: i32, arguments: &[&str]) -> String {
     line
 }
 
-async fn served(router: Router) -> SocketAddr {
+pub(super) async fn served(router: Router) -> SocketAddr {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("it listens");
     tokio::spawn(async move { axum::serve(listener, router).await });
@@ -284,7 +284,7 @@ async fn each_failure_has_its_message_and_exit_code() {
     assert!(line.contains("does not answer within 1 s"), "{line}");
 }
 
-fn kubeconfig(folder: &Path, server: &str) -> String {
+pub(super) fn kubeconfig(folder: &Path, server: &str) -> String {
     let path = folder.join("kubeconfig");
     let config = json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "c",
@@ -300,7 +300,7 @@ fn kubeconfig(folder: &Path, server: &str) -> String {
 }
 
 /// An API server's refusal.
-fn status(code: StatusCode, message: &str) -> (StatusCode, Json<Value>) {
+pub(super) fn status(code: StatusCode, message: &str) -> (StatusCode, Json<Value>) {
     let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure",
         "message": message, "code": code.as_u16()});
     (code, Json(status))

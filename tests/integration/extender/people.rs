@@ -23,7 +23,7 @@ use crate::harness::extender::pod;
 const RESOURCE: &str = "/apis/inspection.gpupack.dev/v1/cluster";
 
 /// The common name in the API server's certificate.
-const FRONT_PROXY: &str = "front-proxy-client";
+pub(super) const FRONT_PROXY: &str = "front-proxy-client";
 
 /// An API server's answers about people, by the names that [`may`] knows.
 pub(super) fn people_server(front_proxy: &str) -> Router<Arc<AtomicUsize>> {
@@ -73,9 +73,12 @@ fn may(user: &str, resource: &Value, path: &Value) -> bool {
     let is_inspection = resource["group"] == "inspection.gpupack.dev"
         && resource["resource"] == "cluster"
         && resource["verb"] == "get";
+    let is_clear = resource["group"] == "inspection.gpupack.dev"
+        && resource["resource"] == "gpus"
+        && resource["verb"] == "update";
     let is_list = resource["resource"] == "pods" && resource["verb"] == "list";
     match user {
-        "operator" => is_inspection || is_list || path["path"] == "/v1/log-level",
+        "operator" => is_inspection || is_clear || is_list || path["path"] == "/v1/log-level",
         "jane" | "employee" => is_inspection || (is_list && resource["namespace"] == "team"),
         "guest" => is_inspection,
         "prometheus" => path["path"] == "/metrics" && path["verb"] == "get",

@@ -31,6 +31,7 @@ fn reply(session: u64, outcome: Outcome) -> Reply {
         allocations: Some(Vec::new()),
         mig_orders: None,
         memory_limits: None,
+        clear_orders: None,
         close_library: None,
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use agent::gpu::clearing::Clearing;
 use agent::gpu::lent_limits::LentLimits;
 use agent::node::client::Proof;
 use agent::node::config::AgentConfig;
@@ -29,6 +30,14 @@ impl Loops {
         Self::setting(probe, extender, period, None)
     }
 
+    /// Starts them, obeying orders to clear a GPU, for several extenders.
+    pub(crate) fn clearing(bed: &Bed, extenders: Vec<String>, period: Duration) -> Self {
+        let clearing = Clearing::default();
+        let probe = bed.probe().with_clearing(clearing.clone());
+        let config = AgentConfig { clearing: Some(clearing), ..config(extenders, period) };
+        Self::run(probe, config)
+    }
+
     /// Starts them, with limits of memory that the agent sets.
     pub(crate) fn setting(
         probe: NvmlProbe,
@@ -36,27 +45,33 @@ impl Loops {
         period: Duration,
         limits: Option<LentLimits>,
     ) -> Self {
+        Self::run(probe, AgentConfig { limits, ..config(vec![extender.url()], period) })
+    }
+
+    fn run(probe: NvmlProbe, config: AgentConfig) -> Self {
         let threads =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let threads = threads.unwrap();
-        let extenders = vec![extender.url()];
-        let (resolver, clock) = (Resolver::default(), Clock::start());
-        let config = AgentConfig {
-            extenders,
-            proof: Proof::default(),
-            resolver,
-            period,
-            clock,
-            metrics: None,
-            mig: None,
-            limits,
-            upkeep: Upkeep::default(),
-            gate: None,
-        };
         threads.spawn(async move {
             run_node(&config, "n", probe, std::future::pending()).await.unwrap();
         });
         Self(Some(threads))
+    }
+}
+
+fn config(extenders: Vec<String>, period: Duration) -> AgentConfig {
+    AgentConfig {
+        extenders,
+        proof: Proof::default(),
+        resolver: Resolver::default(),
+        period,
+        clock: Clock::start(),
+        metrics: None,
+        mig: None,
+        limits: None,
+        clearing: None,
+        upkeep: Upkeep::default(),
+        gate: None,
     }
 }
 

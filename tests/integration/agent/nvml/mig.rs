@@ -90,6 +90,7 @@ impl Agent {
             metrics: None,
             mig: Some(mig.clone()),
             limits: None,
+            clearing: None,
             upkeep: Upkeep::default(),
             gate: None,
         };

@@ -215,6 +215,7 @@ fn with_clients_of_mps_the_agent_waits_until_they_have_left() {
         metrics: Some(metrics.clone()),
         mig: None,
         limits: None,
+        clearing: None,
         upkeep,
         gate: None,
     };

@@ -118,6 +118,8 @@ pub struct GpuHealth {
     was_treated: bool,
     /// Whether the driver has reported its recovery action since it was loaded.
     tells_wish: bool,
+    /// Whether the last read of the recovery action failed.
+    is_unread: bool,
     /// Number of the newest Xid of any kind.
     last_xid: Option<u64>,
     counts: XidCounts,
@@ -158,6 +160,7 @@ impl GpuHealth {
             return; // it knew the field before
         }
         self.tells_wish = action.is_some();
+        self.is_unread = false;
         self.wish = action.and_then(RecoveryAction::fault);
         if self.wish.is_some() {
             self.was_treated = true;
@@ -167,6 +170,11 @@ impl GpuHealth {
         }
     }
 
+    /// Notes that the recovery action could not be read.
+    pub fn miss_wish(&mut self) {
+        self.is_unread = true;
+    }
+
     /// Forgets past events, because a person has checked the GPU. Returns whether there was one.
     ///
     /// # Errors
@@ -174,6 +182,9 @@ impl GpuHealth {
     pub fn clear(&mut self) -> Result<bool, DeviceFault> {
         if let Some(wish) = self.wish {
             return Err(wish);
+        }
+        if self.is_unread {
+            return Err(DeviceFault::NotAnswering); // no answer is not "nothing"
         }
         self.was_treated = false;
         Ok(!std::mem::take(&mut self.strikes).is_empty())
@@ -343,5 +354,17 @@ mod tests {
         health.strike(GpuEvent::Unavailable);
         assert_eq!(health.fault(Some(1)), Some(DeviceFault::Unavailable));
         assert_eq!(health.fault(None), Some(DeviceFault::Unavailable));
+    }
+
+    #[test]
+    fn a_recovery_action_that_cannot_be_read_keeps_a_gpu_from_being_cleared() {
+        let mut health = GpuHealth::default();
+        health.strike(xid(119));
+        health.miss_wish();
+        assert_eq!(health.clear(), Err(DeviceFault::NotAnswering));
+        assert_eq!(health.fault(None), Some(DeviceFault::Xid), "nothing is forgotten");
+        health.learn_wish(Some(RecoveryAction::Nothing));
+        assert_eq!(health.clear(), Ok(true));
+        assert_eq!(health.fault(None), None);
     }
 }

@@ -185,7 +185,11 @@ impl NvmlProbe {
     fn clear(&mut self, sweep: &Sweep) {
         let Some(clearing) = &self.clearing else { return };
         let Some(gpu) = clearing.gpu() else { return };
-        let answers = sweep.seen.iter().any(|device| device.report.uuid == gpu);
+        // It may answer in part: of its instances, for instance, it may say that it needs a reset.
+        let has_failed =
+            sweep.failures.iter().any(|failure| failure.uuid.as_deref() == Some(&*gpu));
+        let is_seen = sweep.seen.iter().any(|device| device.report.uuid == gpu);
+        let answers = is_seen && !has_failed;
         let cleared = match self.health.get_mut(&gpu).filter(|_| answers) {
             Some(health) => health.clear().map_err(Some),
             None => {

@@ -239,6 +239,7 @@ impl<'a> Sweeper<'a> {
                     | NvmlError::FailedToLoadSymbol(_),
                 ) => health.learn_wish(None),
                 Err(error) => {
+                    health.miss_wish();
                     unless_lost(Err::<(), _>(error))?;
                 }
             }

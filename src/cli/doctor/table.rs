@@ -184,7 +184,7 @@ table! {
         SEES_NO_GPU Problem "{#node} whose agent sees no GPU: {..}"
             => "check the driver there (nvidia-smi), and that the agent runs under NVIDIA's RuntimeClass";
         FAULTY Warning "GPUs with a fault on {..}" => "gpupack top gpus shows the faults, docs/runbook.md what to do";
-        NO_UVM Problem "the kernel module nvidia-uvm is not loaded on {..}: CUDA fails there in every container"
+        NO_UVM Warning "the kernel module nvidia-uvm is not loaded on {..}: CUDA fails there unless the container toolkit loads it"
             => "load it on the node (nvidia-modprobe -u, or modprobe nvidia-uvm)";
         NO_GPUS Warning "no node with GPUs was found"
             => "install GPU feature discovery, which labels nodes with nvidia.com/gpu.present, or label \

@@ -66,7 +66,11 @@ fn found(devices: &[&Device], node: &str, named: &str) -> Result<String, Failure
         true => device.kind != DeviceKind::MigInstance && Ok(device.index) == named.parse::<u32>(),
         false => device.id == named,
     };
-    let device = devices.iter().find(|device| is_named(device));
+    let mut all = devices.iter().filter(|device| is_named(device));
+    let device = all.next();
+    if all.next().is_some() {
+        return Err(Failure::usage(format!("`{named}` names several GPUs: name the UUID")));
+    }
     match device {
         Some(device) if device.kind == DeviceKind::MigInstance => {
             Err(Failure::usage(format!("`{named}` is a MIG instance: name its GPU")))

@@ -64,7 +64,8 @@ impl ClearError {
 
 /// Orders that the agent of a node forgets the faults of past events on one GPU and its MIG instances.
 ///
-/// Waits for the outcome for 5 s. Without a result in the answer, call it again with `order`; an order ends within 60 s.
+/// The first answer has the id of the order. Call it again with `order`: it then waits for the outcome, for 5 s. Without a
+/// result in the answer, call it once more; an order ends within 60 s.
 /// Without TLS only the loopback interface may call it.
 #[utoipa::path(put, path = "/v1/gpus/{gpu}", operation_id = "clearGpu", tag = "people", params(
     ("gpu" = String, Path, description = "UUID of the GPU."),
@@ -105,14 +106,11 @@ pub(crate) async fn clear(
         Err(error) => return bad(&error.to_string()),
     };
     let wanted = Wanted { node: &request.node, gpu: &gpu };
-    let id = match request.order.as_deref().map(str::parse) {
-        None => given(&service.app, wanted, &user),
-        Some(Ok(id)) => Ok(id),
+    // Who gives an order learns its id at once: one who had to ask without it would give another.
+    let cleared = match request.order.as_deref().map(str::parse) {
+        None => given(&service.app, wanted, &user).map(|id| answer(wanted, id, None)),
+        Some(Ok(id)) => outcome(&service.app, wanted, id).await,
         Some(Err(())) => return bad("`order` is that of an earlier answer"),
-    };
-    let cleared = match id {
-        Ok(id) => outcome(&service.app, wanted, id).await,
-        Err(error) => Err(error),
     };
     match cleared {
         Ok(cleared) => encoded(&cleared),

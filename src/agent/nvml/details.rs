@@ -13,7 +13,6 @@ use crate::nvml::cgroup_limits::MemoryLimits;
 use crate::nvml::raw;
 use crate::nvml::trouble::{Trouble, unless_lost};
 use crate::processes::pods::{CGROUP_ROOT, read_lossily};
-use crate::upkeep::renewal::has_driver;
 use wire::api::condition::AddressingMode;
 use wire::api::state::{MigPlacement, Neighbor};
 use wire::report::bodies::{DeviceReport, DriverReport, ProcessUse};
@@ -206,17 +205,11 @@ pub(crate) fn with_modules(driver: &DriverReport, proc_root: &Path) -> DriverRep
     let lacks_uvm = devices.is_some_and(|devices| !has_device(&devices, "nvidia-uvm"));
     if lacks_uvm && !driver.lacks_uvm {
         tracing::warn!(
-            "the kernel module nvidia-uvm is not loaded: CUDA fails in every container of this node; load it \
-             (`modprobe nvidia-uvm`, or `nvidia-modprobe -u`)"
+            "the kernel module nvidia-uvm is not loaded: CUDA fails in containers of this node, unless the container \
+             toolkit loads it (`modprobe nvidia-uvm`, or `nvidia-modprobe -u`)"
         );
     }
     DriverReport { lacks_uvm, ..driver.clone() }
-}
-
-/// Whether the kernel has not loaded NVIDIA's driver. A list that cannot be read proves nothing.
-pub(crate) fn lacks_driver(proc_root: &Path) -> bool {
-    let modules = read_lossily(&proc_root.join("modules"), MAX_DEVICES_BYTES);
-    modules.is_some_and(|modules| !has_driver(&modules))
 }
 
 /// Whether `/proc/devices` has a number for this name.

@@ -31,6 +31,7 @@ use crate::processes::draining::Draining;
 use crate::processes::driver_mounts::DriverMounts;
 use crate::processes::pods::PodsByProcess;
 use crate::processes::watched::Watched;
+use crate::upkeep::condition::is_module_loaded;
 use wire::api::condition::{ClearResult, DeviceFault};
 use wire::api::state::DeviceKind;
 use wire::ids::{MAX_DEVICES_PER_NODE, PodUid};
@@ -466,7 +467,7 @@ impl Probe for NvmlProbe {
         let sample = self.take_sample(processes, now);
         let is_driver_away = match &sample {
             Ok(_) => false,
-            Err(ProbeError::Closed { .. }) => details::lacks_driver(&self.pods.root),
+            Err(ProbeError::Closed { .. }) => is_module_loaded(&self.pods.root) == Some(false),
             Err(_) => true,
         };
         if is_driver_away {

@@ -6,6 +6,7 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 
 use crate::nvml::library::{self, LIBRARY};
+use crate::upkeep::condition::is_module_loaded;
 use runtime::causes::with_causes;
 use wire::api::commands::{SeenDevice, SeenDevices};
 use wire::api::state::DeviceKind;
@@ -48,10 +49,8 @@ pub fn seen_as_json(args: &SeenArgs) -> String {
 }
 
 fn seen(args: &SeenArgs) -> SeenDevices {
-    let modules = std::fs::read_to_string(args.proc_root.join("modules"));
-    let is_nvidia = |line: &str| line.starts_with("nvidia ");
     let mut seen = SeenDevices {
-        module_loaded: modules.ok().map(|text| text.lines().any(is_nvidia)),
+        module_loaded: is_module_loaded(&args.proc_root),
         visible_devices: cut(&args.visible_devices),
         ..SeenDevices::default()
     };

@@ -1,13 +1,13 @@
 //! The agent's own condition: what its probes show, and what it has to know before it ends itself.
 
-use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use crate::mps::daemons::MpsDaemons;
+use crate::processes::pods::read_lossily;
 use crate::upkeep::renewal::{REFUSED_FOR, has_driver};
 use wire::units::Timestamp;
 
@@ -16,6 +16,13 @@ pub const READY_FOR: Duration = Duration::from_secs(30);
 
 /// Most bytes of the list of modules that are read; a node has about 20 KiB.
 const MAX_MODULES_BYTES: u64 = 1 << 20;
+
+/// Whether the kernel has loaded NVIDIA's module; `None` if that cannot be read. The list is the host's in every
+/// container.
+pub(crate) fn is_module_loaded(proc_root: &Path) -> Option<bool> {
+    let modules = read_lossily(&proc_root.join("modules"), MAX_MODULES_BYTES)?;
+    Some(has_driver(&modules))
+}
 
 /// What an agent has to look after.
 #[derive(Clone, Debug)]
@@ -46,13 +53,9 @@ impl Default for Upkeep {
 }
 
 impl Upkeep {
-    /// Whether the kernel has loaded NVIDIA's module; `None` if that cannot be read. The list is the host's in every
-    /// container.
+    /// Whether the kernel has loaded NVIDIA's module; `None` if that cannot be read.
     pub(crate) fn is_module_loaded(&self) -> Option<bool> {
-        let file = std::fs::File::open(self.proc_root.as_ref()?.join("modules")).ok()?;
-        let mut text = Vec::new();
-        file.take(MAX_MODULES_BYTES).read_to_end(&mut text).ok()?;
-        Some(has_driver(&String::from_utf8_lossy(&text)))
+        is_module_loaded(self.proc_root.as_ref()?)
     }
 
     /// Whether daemons that end with this process have clients, as far as they say.

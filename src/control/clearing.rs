@@ -1,7 +1,7 @@
 //! Orders of people that an agent forgets the faults of past events on one GPU.
 //!
 //! They are in memory alone, of the replica that leads. Each has an id with the term of that replica and ends after
-//! [`DEADLINE`], whatever became of it. So no order outlives the leader that gave it.
+//! a minute, whatever became of it. So no order outlives the leader that gave it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -84,7 +84,7 @@ pub enum ClearRefusal {
     /// One order for each node.
     #[error("another GPU of this node is being cleared: try again in a minute")]
     Busy,
-    /// [`MOST_ORDERS`].
+    /// As many orders as one process keeps.
     #[error("too many GPUs are being cleared: try again in a minute")]
     TooMany,
 }

@@ -123,7 +123,11 @@ async fn given(node: &Machine, wanted: Setting) {
 /// A toolkit that does not accept the variable: containers get nothing, with no error. After two of them no pod is
 /// bound there any more.
 async fn ignored(node: &Machine) {
-    toolkit(node).set(&Setting { accepts_variable: false, ..Setting::default() });
+    let mut wanted = Setting { accepts_variable: false, ..Setting::default() };
+    if Release::wanted().is_legacy(wanted.mode) {
+        wanted.mode = Mode::Cdi; // the other one takes `libnvidia-container`
+    }
+    toolkit(node).set(&wanted);
     let agent = every_gpu(node, &greedy("agent-ignored", Some("nvidia"))).await;
     assert!(agent.is_empty(), "an agent without privileges");
     for name in ["ignored-1", "ignored-2"] {

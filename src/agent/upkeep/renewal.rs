@@ -66,7 +66,7 @@ impl Renewals {
     }
 
     /// Learns what the library answered `now`: nothing, or why no GPU can be read. Returns why the container has to be
-    /// made again, if so.
+    /// made again, if so. A call that does not return is no answer: a slow library counts by its answers alone.
     pub(crate) fn settle(
         &mut self,
         failure: Option<&ProbeError>,
@@ -78,6 +78,9 @@ impl Renewals {
             return None;
         }
         let has_appeared = std::mem::take(&mut self.has_appeared);
+        if matches!(failure, Some(ProbeError::Hangs { .. })) {
+            return None;
+        }
         let is_refused = failure.is_some_and(ProbeError::is_of_start);
         self.refused_since = is_refused.then(|| self.refused_since.unwrap_or(now));
         if has_appeared && matches!(failure, Some(ProbeError::LibraryMissing { .. })) {
@@ -152,10 +155,21 @@ mod tests {
     }
 
     #[test]
+    fn a_library_that_takes_longer_than_a_minute_to_refuse_counts_too() {
+        let mut renewals = Renewals::default();
+        let mut settle = |failure: &ProbeError, seconds: u64| {
+            renewals.settle(Some(failure), REFUSED_FOR, at(seconds))
+        };
+        let hangs = ProbeError::Hangs { seconds: 60 };
+        assert_eq!(settle(&hangs, 60), None, "it has not answered");
+        assert_eq!(settle(&refused(), 70), None, "one answer");
+        assert_eq!(settle(&hangs, 135), None, "no answer is no reason to end");
+        assert_eq!(settle(&refused(), 145), Some(Renewal::Refused));
+    }
+
+    #[test]
     fn a_minute_of_refusals_alone_counts() {
-        let others =
-            [None, Some(ProbeError::DriverNotLoaded), Some(ProbeError::Hangs { seconds: 5 })];
-        for between in others {
+        for between in [None, Some(ProbeError::DriverNotLoaded)] {
             let mut renewals = Renewals::default();
             let mut settle = |failure: Option<&ProbeError>, seconds: u64| {
                 renewals.settle(failure, REFUSED_FOR, at(seconds))

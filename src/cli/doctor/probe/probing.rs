@@ -1,10 +1,13 @@
 //! Starts a probe on each node, waits for what it says, and removes it, also when the command is ended.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::StreamExt as _;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube_api::request::placement::{DRIVER_MEMORY, UUIDS};
+use parking_lot::Mutex;
 use serde_json::Value;
 
 use crate::base::reader::{ObjectPath, Reader, ReviewAnswer, Unread};
@@ -25,6 +28,10 @@ const AT_ONCE: usize = 32;
 const PLACED_WITHIN: Duration = Duration::from_secs(20);
 const ENDED_WITHIN: Duration = Duration::from_secs(60);
 
+/// A pod that is this much older than one of this command is left over: the command that made it waits no longer. Its
+/// container has ended by then, or ends within its own deadline once it runs.
+const LEFT_AFTER: SignedDuration = SignedDuration::from_secs(120);
+
 /// Between two looks at a pod.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
@@ -32,16 +39,32 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 struct Probing<'a> {
     reader: &'a Reader,
     pods: ObjectPath,
+    /// Whether it is to end.
+    is_stopped: AtomicBool,
+    /// When the API server created the newest one.
+    newest: Mutex<Option<Timestamp>>,
+}
+
+/// A probe that was there before.
+struct Earlier {
+    name: String,
+    created: Option<Timestamp>,
 }
 
 /// Probes every node with GPUs.
 pub(crate) async fn probed(plan: &CheckPlan<'_>, facts: &ClusterFacts) -> Findings {
     let Ok(agents) = &facts.fleet.daemon_set else { return vec![NO_AGENTS.with([])] };
     let config = facts.config.clone().unwrap_or_default();
-    let probing = Probing { reader: plan.reader, pods: PODS.within(&facts.places.agents) };
-    if let Err(why) = probing.swept().await {
-        return vec![NOT_ALLOWED.with([&facts.places.agents, &why])];
-    }
+    let probing = Probing {
+        reader: plan.reader,
+        pods: PODS.within(&facts.places.agents),
+        is_stopped: AtomicBool::new(false),
+        newest: Mutex::default(),
+    };
+    let earlier = match probing.earlier().await {
+        Ok(earlier) => earlier,
+        Err(why) => return vec![NOT_ALLOWED.with([&facts.places.agents, &why])],
+    };
     let reporting = facts.fleet.reporting();
     let silent: Vec<&str> =
         facts.fleet.own().into_iter().filter(|name| !reporting.contains(name)).collect();
@@ -50,29 +73,35 @@ pub(crate) async fn probed(plan: &CheckPlan<'_>, facts: &ClusterFacts) -> Findin
         let probing = &probing;
         async move { (node.to_owned(), probing.outcome(&pod).await) }
     });
-    let all = futures::stream::iter(probes).buffered(AT_ONCE).collect::<Vec<_>>();
+    let mut all =
+        std::pin::pin!(futures::stream::iter(probes).buffered(AT_ONCE).collect::<Vec<_>>());
     let found = match stop_signal() {
         Ok(stopped) => tokio::select! {
-            outcomes = all => verdicts(&outcomes),
-            () = stopped => vec![INTERRUPTED.with([])],
+            outcomes = &mut all => verdicts(&outcomes),
+            () = stopped => {
+                probing.is_stopped.store(true, Ordering::Relaxed);
+                let _removed = all.await; // each removes its pod
+                vec![INTERRUPTED.with([])]
+            }
         },
         Err(_) => verdicts(&all.await),
     };
-    // What a signal has left, or what could not be removed.
-    let _left = probing.swept().await;
+    let newest = *probing.newest.lock();
+    for name in newest.map(|newest| left_over(&earlier, newest)).unwrap_or_default() {
+        let _left = probing.removed(name).await; // the next one tries again
+    }
     found.into_iter().chain(SILENT.about(&silent)).collect()
 }
 
 impl Probing<'_> {
-    /// Removes all probes, also those of a command that was killed.
-    async fn swept(&self) -> Result<(), String> {
+    /// The probes that are there: of commands that run now, and of those that were killed.
+    async fn earlier(&self) -> Result<Vec<Earlier>, String> {
         let query = format!("&labelSelector={}%3Dtrue", LABEL.replace('/', "%2F"));
-        let name = |pod: Value| pod["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-        let names = self.reader.list(&self.pods, &query, name).await.map_err(|why| words(&why))?;
-        for name in names {
-            self.removed(&name).await?;
-        }
-        Ok(())
+        let probe = |pod: Value| Earlier {
+            name: pod["metadata"]["name"].as_str().unwrap_or_default().to_owned(),
+            created: created(&pod),
+        };
+        self.reader.list(&self.pods, &query, probe).await.map_err(|why| words(&why))
     }
 
     async fn removed(&self, name: &str) -> Result<(), String> {
@@ -84,12 +113,19 @@ impl Probing<'_> {
 
     /// Starts one, and removes it when it has ended.
     async fn outcome(&self, pod: &Value) -> Outcome {
-        let created = match self.reader.create(&self.pods, pod).await {
-            Ok(ReviewAnswer::Accepted(created)) => created,
+        if self.is_stopped.load(Ordering::Relaxed) {
+            return Outcome::Unknown("interrupted".to_owned());
+        }
+        let pod = match self.reader.create(&self.pods, pod).await {
+            Ok(ReviewAnswer::Accepted(pod)) => pod,
             Ok(ReviewAnswer::Refused(why)) => return Outcome::NotAdmitted(why),
             Err(why) => return Outcome::Unknown(words(&why)),
         };
-        let name = created["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        let name = pod["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        {
+            let mut newest = self.newest.lock();
+            *newest = (*newest).max(created(&pod));
+        }
         let outcome = self.waited(&name).await;
         match self.removed(&name).await {
             Ok(()) => outcome,
@@ -115,6 +151,9 @@ impl Probing<'_> {
             if !is_placed && waited >= PLACED_WITHIN {
                 return Outcome::NotPlaced(unplaced(&pod));
             }
+            if self.is_stopped.load(Ordering::Relaxed) {
+                return Outcome::Unknown("interrupted".to_owned());
+            }
             if waited >= ENDED_WITHIN {
                 return Outcome::Unknown("the container has not ended within a minute".to_owned());
             }
@@ -122,6 +161,20 @@ impl Probing<'_> {
             waited += LOOK_EVERY;
         }
     }
+}
+
+/// When the API server created a pod.
+fn created(pod: &Value) -> Option<Timestamp> {
+    pod["metadata"]["creationTimestamp"].as_str()?.parse().ok()
+}
+
+/// The names of those that no command waits for any more. Both times are of the API server: this machine's clock may
+/// be another.
+fn left_over(earlier: &[Earlier], newest: Timestamp) -> Vec<&str> {
+    let is_left = |it: &&Earlier| {
+        it.created.is_some_and(|created| newest.duration_since(created) > LEFT_AFTER)
+    };
+    earlier.iter().filter(is_left).map(|it| &*it.name).collect()
 }
 
 fn words(why: &Unread) -> String {
@@ -172,4 +225,25 @@ fn seen(pod: &Value) -> Outcome {
     let is_limited = env.into_iter().flatten().any(|it| it["name"] == "NVIDIA_GPU_MEMORY_LIMIT");
     let limit_mib = of(DRIVER_MEMORY).parse().ok().filter(|_| is_limited);
     Outcome::Seen { placed, limit_mib, seen }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_probe_of_a_command_that_may_still_wait_is_left_alone() {
+        let earlier = [
+            ("old", "2026-01-01T00:00:00Z"),
+            ("running", "2026-01-01T00:02:01Z"),
+            ("later", "2026-01-01T00:05:00Z"),
+            ("odd", "yesterday"),
+        ];
+        let earlier = earlier.map(|(name, at)| {
+            let pod = serde_json::json!({"metadata": {"creationTimestamp": at}});
+            Earlier { name: name.to_owned(), created: created(&pod) }
+        });
+        let newest = "2026-01-01T00:04:00Z".parse().unwrap();
+        assert_eq!(left_over(&earlier, newest), ["old"]);
+    }
 }

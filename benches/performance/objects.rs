@@ -265,6 +265,7 @@ pub(crate) fn uses(node: usize, has_lists: bool) -> Vec<DeviceUse> {
             healthy: true,
             fault: None,
             last_xid: None,
+            fault_event: None,
             mps: None,
             processes: has_lists.then_some(processes),
             tenants: Vec::new(),

@@ -21,8 +21,11 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 /// How long an outcome is kept for the person who waits for it.
 const KEPT_FOR: Duration = Duration::from_secs(60);
 
-/// Most orders at a time.
-const MOST_ORDERS: usize = 64;
+/// Most orders at a time that have not ended.
+pub const MOST_OPEN: usize = 64;
+
+/// Most orders that are kept. Beyond that the oldest one that has ended is forgotten.
+const MOST_KEPT: usize = 1_024;
 
 /// The name of an order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +59,17 @@ pub struct Wanted<'a> {
     pub node: &'a str,
     /// Its UUID.
     pub gpu: &'a DeviceId,
+}
+
+/// What an order is to say.
+#[derive(Clone, Copy, Debug)]
+pub struct NewOrder<'a> {
+    /// What it is about.
+    pub wanted: Wanted<'a>,
+    /// The newest event that the leader knows as a fault of the GPU: a later one is not cleared.
+    pub fault_event: Option<u64>,
+    /// Term of the leader that gives it.
+    pub term: u64,
 }
 
 /// How an order ended.
@@ -93,6 +107,7 @@ pub enum ClearRefusal {
 struct Order {
     id: OrderId,
     gpu: DeviceId,
+    fault_event: Option<u64>,
     given: Timestamp,
     ended: Option<Ended>,
 }
@@ -118,17 +133,29 @@ struct Orders {
     by_node: BTreeMap<String, Order>,
 }
 
+impl Orders {
+    /// How many have not ended.
+    fn open(&self, now: Timestamp) -> usize {
+        self.by_node.values().filter(|order| order.ended(now).is_none()).count()
+    }
+
+    /// Forgets the oldest one that has ended.
+    fn forget_oldest(&mut self, now: Timestamp) {
+        let ended = self.by_node.iter().filter(|(_, order)| order.ended(now).is_some());
+        let oldest = ended.min_by_key(|(_, order)| order.given).map(|(node, _)| node.clone());
+        if let Some(node) = oldest {
+            self.by_node.remove(&node);
+        }
+    }
+}
+
 impl Clears {
-    /// Gives an order in this term. One for the same GPU that is going on is the same order.
+    /// Gives an order. One for the same GPU that is going on is the same order.
     ///
     /// # Errors
     /// [`ClearRefusal`].
-    pub fn give(
-        &self,
-        wanted: Wanted<'_>,
-        term: u64,
-        now: Timestamp,
-    ) -> Result<OrderId, ClearRefusal> {
+    pub fn give(&self, new: NewOrder<'_>, now: Timestamp) -> Result<OrderId, ClearRefusal> {
+        let NewOrder { wanted, fault_event, term } = new;
         let mut orders = self.orders.lock();
         orders.by_node.retain(|_, order| {
             order.id.term == term && now.since(order.given) < DEADLINE + KEPT_FOR
@@ -137,14 +164,15 @@ impl Clears {
         match known.filter(|order| order.ended(now).is_none()) {
             Some(order) if order.gpu == *wanted.gpu => return Ok(order.id),
             Some(_) => return Err(ClearRefusal::Busy),
-            None if known.is_none() && orders.by_node.len() >= MOST_ORDERS => {
-                return Err(ClearRefusal::TooMany);
-            }
+            None if orders.open(now) >= MOST_OPEN => return Err(ClearRefusal::TooMany),
             None => {}
+        }
+        if known.is_none() && orders.by_node.len() >= MOST_KEPT {
+            orders.forget_oldest(now);
         }
         orders.newest += 1;
         let id = OrderId { term, number: orders.newest };
-        let order = Order { id, gpu: wanted.gpu.clone(), given: now, ended: None };
+        let order = Order { id, gpu: wanted.gpu.clone(), fault_event, given: now, ended: None };
         orders.by_node.insert(wanted.node.to_owned(), order);
         Ok(id)
     }
@@ -154,7 +182,11 @@ impl Clears {
         let orders = self.orders.lock();
         let order = orders.by_node.get(node)?;
         let stands = order.id.term == term && order.ended(now).is_none();
-        stands.then(|| ClearOrder { number: order.id.number, gpu: order.gpu.to_string() })
+        stands.then(|| ClearOrder {
+            number: order.id.number,
+            gpu: order.gpu.to_string(),
+            fault_event: order.fault_event,
+        })
     }
 
     /// Learns what an agent reports of an order. The first report of it counts, within its time.
@@ -192,6 +224,10 @@ mod tests {
         Timestamp::from_millis(seconds * 1_000)
     }
 
+    fn in_term(term: u64, wanted: Wanted<'_>) -> NewOrder<'_> {
+        NewOrder { wanted, fault_event: Some(63), term }
+    }
+
     fn outcome(id: OrderId) -> ClearOutcome {
         let OrderId { term, number } = id;
         ClearOutcome { term, number, result: ClearResult::Cleared, fault: None }
@@ -201,11 +237,12 @@ mod tests {
     fn an_order_stands_until_its_outcome_or_its_deadline() {
         let (clears, gpu) = (Clears::default(), DeviceId::new("GPU-a").unwrap());
         let wanted = Wanted { node: "n", gpu: &gpu };
-        let id = clears.give(wanted, 7, at(0)).unwrap();
-        assert_eq!(clears.give(wanted, 7, at(1)), Ok(id), "the same order");
+        let id = clears.give(in_term(7, wanted), at(0)).unwrap();
+        assert_eq!(clears.give(in_term(7, wanted), at(1)), Ok(id), "the same order");
         assert_eq!(id.to_string().parse(), Ok(id));
         let order = clears.order_for("n", 7, at(59)).unwrap();
         assert_eq!((order.number, &*order.gpu), (id.number, "GPU-a"));
+        assert_eq!(order.fault_event, Some(63), "what was known when it was given");
         assert_eq!(clears.order_for("m", 7, at(1)), None);
         clears.learn("m", &outcome(id), at(1));
         clears.learn("n", &outcome(OrderId { number: id.number + 1, ..id }), at(1));
@@ -215,7 +252,7 @@ mod tests {
         let ended = Standing::Ended(Ended { result: ClearResult::Cleared, fault: None });
         assert_eq!(clears.standing(wanted, id, 7, at(100)), ended);
         assert_eq!(clears.order_for("n", 7, at(59)), None, "it is done");
-        let late = clears.give(wanted, 7, at(100)).unwrap();
+        let late = clears.give(in_term(7, wanted), at(100)).unwrap();
         assert_ne!(late, id);
         assert_eq!(clears.standing(wanted, id, 7, at(100)), Standing::Unknown);
         clears.learn("n", &outcome(late), at(160));
@@ -228,25 +265,42 @@ mod tests {
     fn an_order_ends_with_the_term_of_its_leader() {
         let (clears, gpu) = (Clears::default(), DeviceId::new("GPU-a").unwrap());
         let wanted = Wanted { node: "n", gpu: &gpu };
-        let id = clears.give(wanted, 7, at(0)).unwrap();
+        let id = clears.give(in_term(7, wanted), at(0)).unwrap();
         assert_eq!(clears.order_for("n", 8, at(1)), None);
         assert_eq!(clears.standing(wanted, id, 8, at(1)), Standing::Unknown);
-        assert_ne!(clears.give(wanted, 8, at(1)), Ok(id));
+        assert_ne!(clears.give(in_term(8, wanted), at(1)), Ok(id));
     }
 
     #[test]
     fn orders_are_bounded_by_node_and_in_all() {
         let (clears, gpu) = (Clears::default(), DeviceId::new("GPU-a").unwrap());
-        for node in 0..MOST_ORDERS {
+        for node in 0..MOST_OPEN {
             let node = node.to_string();
-            clears.give(Wanted { node: &node, gpu: &gpu }, 7, at(0)).unwrap();
+            clears.give(in_term(7, Wanted { node: &node, gpu: &gpu }), at(0)).unwrap();
         }
         let other = DeviceId::new("GPU-b").unwrap();
-        let of_same_node = clears.give(Wanted { node: "0", gpu: &other }, 7, at(1));
+        let of_same_node = clears.give(in_term(7, Wanted { node: "0", gpu: &other }), at(1));
         assert_eq!(of_same_node, Err(ClearRefusal::Busy));
-        let more = Wanted { node: "n", gpu: &gpu };
-        assert_eq!(clears.give(more, 7, at(119)), Err(ClearRefusal::TooMany));
-        assert!(clears.give(more, 7, at(120)).is_ok());
-        assert_eq!(clears.count(), 1, "the others are forgotten");
+        let more = in_term(7, Wanted { node: "n", gpu: &gpu });
+        assert_eq!(clears.give(more, at(59)), Err(ClearRefusal::TooMany));
+        assert!(clears.give(more, at(60)).is_ok(), "those that have ended do not count");
+        assert_eq!(clears.count(), MOST_OPEN + 1);
+        let last = in_term(7, Wanted { node: "m", gpu: &gpu });
+        assert!(clears.give(last, at(120)).is_ok());
+        assert_eq!(clears.count(), 2, "the others are forgotten");
+    }
+
+    #[test]
+    fn many_orders_that_end_at_once_are_given_and_the_oldest_forgotten() {
+        let (clears, gpu) = (Clears::default(), DeviceId::new("GPU-a").unwrap());
+        for number in 0..2 * MOST_KEPT {
+            let node = number.to_string();
+            let wanted = Wanted { node: &node, gpu: &gpu };
+            let now = Timestamp::from_millis(number as u64);
+            let id = clears.give(in_term(7, wanted), now).unwrap();
+            clears.learn(&node, &outcome(id), now);
+            assert!(clears.count() <= MOST_KEPT, "{number}");
+            assert!(matches!(clears.standing(wanted, id, 7, now), Standing::Ended(_)));
+        }
     }
 }

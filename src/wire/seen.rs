@@ -85,6 +85,8 @@ pub struct Condition {
     pub fault: Option<DeviceFault>,
     /// Newest Xid since the agent's start, a fault of an application or of the device.
     pub last_xid: Option<u64>,
+    /// The newest event that is a fault of it, by the agent's clock; `None` if there is none.
+    pub fault_event: Option<u64>,
     /// State of its MPS control daemon; `None` if the agent watches none.
     pub mps: Option<MpsState>,
 }

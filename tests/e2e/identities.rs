@@ -106,15 +106,27 @@ impl Identities {
         (node, token): (&str, &Path),
         (fleet, extender): (&Path, SocketAddr),
     ) -> Leash {
+        let fleet = fleet.to_str().expect("the target folder is UTF-8");
+        let flags = vec![format!("--simulate={fleet}")];
+        self.start_agent_with(plane, (node, token), (flags, extender))
+    }
+
+    /// The same with these flags.
+    pub(crate) fn start_agent_with(
+        &self,
+        plane: &ControlPlane,
+        (node, token): (&str, &Path),
+        (flags, extender): (Vec<String>, SocketAddr),
+    ) -> Leash {
         let path = |path: &Path| path.to_str().expect("the target folder is UTF-8").to_owned();
-        let arguments = [
+        let own = [
             "agent".to_owned(),
-            format!("--simulate={}", path(fleet)),
             format!("--node={node}"),
             format!("--extender=https://{extender}"),
             format!("--ca-file={}", path(&self.folder.join("ca.crt"))),
             format!("--token-file={}", path(token)),
         ];
+        let arguments: Vec<String> = own.into_iter().chain(flags).collect();
         Leash::start("gpupack agent", &gpupack(), &arguments, &plane.log(&format!("agent-{node}")))
     }
 }

@@ -368,6 +368,14 @@ impl Stage {
         identities.start_agent(self.plane, (node, &token), at)
     }
 
+    /// Starts the agent of a node as it runs there, with these flags and the token of a new pod.
+    pub(crate) async fn start_real_agent(&self, node: &str, flags: Vec<String>) -> Leash {
+        let identities = self.identities.as_ref().expect("clients prove who they are");
+        let token = identities.token("gpupack-agent", &format!("real-{node}"), node).await;
+        let at = (flags, self.extender.agents_address());
+        identities.start_agent_with(self.plane, (node, &token), at)
+    }
+
     /// The program of both from now on; `None` is the one under test.
     pub(crate) fn run_program(&mut self, program: Option<PathBuf>) {
         self.extender.run_program(program.clone());

@@ -57,10 +57,15 @@ impl Clearing {
         self.shared.ordered.notified().await;
     }
 
-    /// The GPU that is to be cleared: the order stands and was not carried out.
-    pub fn gpu(&self) -> Option<String> {
+    /// The order that is to be carried out: it stands, and that was not done.
+    pub fn open_order(&self) -> Option<ClearOrder> {
         let (_, order) = self.order().filter(|_| self.outcome().is_none())?;
-        Some(order.gpu)
+        Some(order)
+    }
+
+    /// The GPU that is to be cleared.
+    pub fn gpu(&self) -> Option<String> {
+        self.open_order().map(|order| order.gpu)
     }
 
     /// What became of the order that stands.
@@ -99,7 +104,7 @@ mod tests {
     use super::*;
 
     fn orders(term: u64, number: u64) -> Option<ClearOrders> {
-        let order = Some(ClearOrder { number, gpu: "GPU-a".to_owned() });
+        let order = Some(ClearOrder { number, gpu: "GPU-a".to_owned(), fault_event: None });
         Some(ClearOrders { term, order })
     }
 

@@ -10,6 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use wire::api::condition::DeviceFault;
+use wire::units::Timestamp;
 
 /// Xids that an application causes and that affect only it. NVIDIA's device plugin and DRA driver
 /// ignore the same ones.
@@ -112,6 +113,8 @@ pub struct XidCounts {
 pub struct GpuHealth {
     /// Faults by event, of the whole GPU (`None`) or of one GPU instance.
     strikes: BTreeMap<Option<u32>, DeviceFault>,
+    /// When the newest of them was noted.
+    newest: Option<Timestamp>,
     /// The fault of the recovery action that the driver requests now.
     wish: Option<DeviceFault>,
     /// Whether the driver requested an action, or was away, since the last strike.
@@ -126,8 +129,8 @@ pub struct GpuHealth {
 }
 
 impl GpuHealth {
-    /// Takes in an event.
-    pub fn strike(&mut self, event: GpuEvent) {
+    /// Takes in an event that is noted `now`.
+    pub fn strike(&mut self, event: GpuEvent, now: Timestamp) {
         let (instance, fault) = match event {
             GpuEvent::RecoveryChanged => return,
             GpuEvent::Unavailable => (None, DeviceFault::Unavailable),
@@ -150,6 +153,7 @@ impl GpuHealth {
             }
         };
         self.strikes.insert(instance, fault);
+        self.newest = Some(now);
         self.was_treated = self.wish.is_some();
     }
 
@@ -175,16 +179,22 @@ impl GpuHealth {
         self.is_unread = true;
     }
 
-    /// Forgets past events, because a person has checked the GPU. Returns whether there was one.
+    /// Forgets past events, because a person has checked the GPU. `checked` is the newest one that was known then, as
+    /// [`Self::newest_event`] names it. Returns whether there was one.
     ///
     /// # Errors
-    /// What the driver requests: that counts, and nothing is forgotten.
-    pub fn clear(&mut self) -> Result<bool, DeviceFault> {
+    /// What the driver requests, or a later event: that counts, and nothing is forgotten.
+    pub fn clear(&mut self, checked: Option<u64>) -> Result<bool, DeviceFault> {
         if let Some(wish) = self.wish {
             return Err(wish);
         }
         if self.is_unread {
             return Err(DeviceFault::NotAnswering); // no answer is not "nothing"
+        }
+        if self.newest_event() != checked
+            && let Some(fault) = self.strikes.values().next()
+        {
+            return Err(*fault);
         }
         self.was_treated = false;
         Ok(!std::mem::take(&mut self.strikes).is_empty())
@@ -207,6 +217,11 @@ impl GpuHealth {
         let struck = self.strikes.get(&None);
         let instance = instance.and_then(|id| self.strikes.get(&Some(id)));
         self.wish.or_else(|| struck.or(instance).copied())
+    }
+
+    /// The newest event that has made the GPU or an instance unhealthy, by its time in ms; `None` if none is left.
+    pub fn newest_event(&self) -> Option<u64> {
+        self.newest.filter(|_| !self.strikes.is_empty()).map(Timestamp::millis)
     }
 
     /// Number of the newest Xid.
@@ -232,7 +247,7 @@ mod tests {
     fn application_faults_are_counted_and_affect_no_other_pod() {
         let mut health = GpuHealth::default();
         for number in APPLICATION_XIDS {
-            health.strike(xid(number));
+            health.strike(xid(number), Timestamp::START);
             assert_eq!(health.fault(None), None, "{number}");
             assert_eq!(health.last_xid(), Some(number));
         }
@@ -240,7 +255,7 @@ mod tests {
         assert_eq!(health.counts(), XidCounts { application: 6, device: 0 });
         for number in [48, 62, 63, 64, 74, 79, 94, 95, 119, 120, 140, 143, 0, 999, u64::MAX] {
             let mut health = GpuHealth::default();
-            health.strike(xid(number));
+            health.strike(xid(number), Timestamp::START);
             assert_eq!(health.fault(None), Some(DeviceFault::Xid), "{number}");
             assert_eq!(health.counts().device, 1);
         }
@@ -250,13 +265,16 @@ mod tests {
     fn an_xid_that_is_ignored_is_counted_and_has_no_effect() {
         let ignored = BTreeSet::from([79, 154]);
         let mut health = GpuHealth::default();
-        health.strike(xid(79).unless_ignored(&ignored));
-        health.strike(GpuEvent::Xid { number: 79, instance: Some(2) }.unless_ignored(&ignored));
+        health.strike(xid(79).unless_ignored(&ignored), Timestamp::START);
+        health.strike(
+            GpuEvent::Xid { number: 79, instance: Some(2) }.unless_ignored(&ignored),
+            Timestamp::START,
+        );
         assert_eq!((health.fault(Some(2)), health.last_xid()), (None, Some(79)));
         assert_eq!(health.counts(), XidCounts { application: 2, device: 0 });
-        health.strike(GpuEvent::Unavailable.unless_ignored(&ignored));
+        health.strike(GpuEvent::Unavailable.unless_ignored(&ignored), Timestamp::START);
         assert_eq!(health.fault(None), Some(DeviceFault::Unavailable));
-        health.strike(xid(48).unless_ignored(&ignored));
+        health.strike(xid(48).unless_ignored(&ignored), Timestamp::START);
         assert_eq!(health.fault(None), Some(DeviceFault::Xid));
         health.learn_wish(Some(RecoveryAction::Reset));
         assert_eq!(
@@ -269,14 +287,14 @@ mod tests {
     #[test]
     fn only_the_driver_heals() {
         let mut health = GpuHealth::default();
-        health.strike(xid(79));
+        health.strike(xid(79), Timestamp::START);
         for _ in 0..100 {
             health.learn_wish(Some(RecoveryAction::Nothing));
             assert_eq!(health.fault(None), Some(DeviceFault::Xid), "time heals nothing");
         }
         health.learn_wish(Some(RecoveryAction::Reset));
         assert_eq!(health.fault(None), Some(DeviceFault::ResetRequired));
-        health.strike(xid(79));
+        health.strike(xid(79), Timestamp::START);
         health.learn_wish(None);
         assert_eq!(
             health.fault(None),
@@ -291,7 +309,7 @@ mod tests {
     #[test]
     fn a_driver_without_recovery_action_heals_when_reloaded() {
         let mut health = GpuHealth::default();
-        health.strike(xid(48));
+        health.strike(xid(48), Timestamp::START);
         health.learn_wish(None);
         assert_eq!(health.fault(None), Some(DeviceFault::Xid));
         health.learn_absence();
@@ -299,7 +317,7 @@ mod tests {
         assert!(health.is_in_doubt());
         health.learn_wish(None);
         assert_eq!(health.fault(None), None);
-        health.strike(xid(48));
+        health.strike(xid(48), Timestamp::START);
         health.learn_wish(None);
         assert_eq!(health.fault(None), Some(DeviceFault::Xid), "a new event counts again");
     }
@@ -307,21 +325,37 @@ mod tests {
     #[test]
     fn a_person_can_clear_what_the_driver_does_not_hold() {
         let mut health = GpuHealth::default();
-        assert_eq!(health.clear(), Ok(false));
-        health.strike(xid(63));
-        health.strike(GpuEvent::Xid { number: 95, instance: Some(2) });
+        assert_eq!(health.clear(health.newest_event()), Ok(false));
+        health.strike(xid(63), Timestamp::START);
+        health.strike(GpuEvent::Xid { number: 95, instance: Some(2) }, Timestamp::START);
         health.learn_wish(Some(RecoveryAction::Nothing));
-        assert_eq!(health.clear(), Ok(true));
+        assert_eq!(health.clear(health.newest_event()), Ok(true));
         assert_eq!(
             (health.fault(None), health.fault(Some(2)), health.last_xid()),
             (None, None, Some(95))
         );
         assert!(!health.is_in_doubt());
-        health.strike(xid(63));
+        health.strike(xid(63), Timestamp::START);
         assert_eq!(health.fault(None), Some(DeviceFault::Xid), "a new event counts again");
         health.learn_wish(Some(RecoveryAction::Reboot));
-        assert_eq!(health.clear(), Err(DeviceFault::RebootRequired));
+        assert_eq!(health.clear(health.newest_event()), Err(DeviceFault::RebootRequired));
         assert_eq!(health.fault(None), Some(DeviceFault::RebootRequired));
+    }
+
+    #[test]
+    fn a_person_clears_no_event_that_came_later() {
+        let at = |seconds: u64| Timestamp::from_millis(seconds * 1_000);
+        let mut health = GpuHealth::default();
+        health.strike(xid(63), at(1));
+        let checked = health.newest_event();
+        assert_eq!(health.clear(None), Err(DeviceFault::Xid), "it came after the look");
+        health.strike(GpuEvent::Xid { number: 63, instance: Some(2) }, at(2));
+        assert_eq!(health.clear(checked), Err(DeviceFault::Xid), "the same Xid again");
+        assert_eq!(health.fault(Some(2)), Some(DeviceFault::Xid), "nothing is forgotten");
+        assert_eq!(health.clear(health.newest_event()), Ok(true));
+        assert_eq!(health.clear(checked), Ok(false), "there is nothing any more");
+        health.strike(GpuEvent::IgnoredXid { number: 63 }, at(3));
+        assert_eq!(health.newest_event(), None, "what has no effect is no fault");
     }
 
     #[test]
@@ -335,8 +369,8 @@ mod tests {
             (77, Some(DeviceFault::ResetRequired)),
         ] {
             let mut health = GpuHealth::default();
-            health.strike(GpuEvent::RecoveryChanged);
-            health.strike(xid(RECOVERY_XID));
+            health.strike(GpuEvent::RecoveryChanged, Timestamp::START);
+            health.strike(xid(RECOVERY_XID), Timestamp::START);
             assert_eq!(health.fault(None), None, "it only says: check the driver");
             health.learn_wish(Some(RecoveryAction::from_nvml(number)));
             assert_eq!(health.fault(None), fault, "{number}");
@@ -348,10 +382,10 @@ mod tests {
     #[test]
     fn an_instance_fails_alone_or_with_its_gpu() {
         let mut health = GpuHealth::default();
-        health.strike(GpuEvent::Xid { number: 95, instance: Some(2) });
+        health.strike(GpuEvent::Xid { number: 95, instance: Some(2) }, Timestamp::START);
         assert_eq!(health.fault(Some(2)), Some(DeviceFault::Xid));
         assert_eq!((health.fault(Some(1)), health.fault(None)), (None, None));
-        health.strike(GpuEvent::Unavailable);
+        health.strike(GpuEvent::Unavailable, Timestamp::START);
         assert_eq!(health.fault(Some(1)), Some(DeviceFault::Unavailable));
         assert_eq!(health.fault(None), Some(DeviceFault::Unavailable));
     }
@@ -359,12 +393,12 @@ mod tests {
     #[test]
     fn a_recovery_action_that_cannot_be_read_keeps_a_gpu_from_being_cleared() {
         let mut health = GpuHealth::default();
-        health.strike(xid(119));
+        health.strike(xid(119), Timestamp::START);
         health.miss_wish();
-        assert_eq!(health.clear(), Err(DeviceFault::NotAnswering));
+        assert_eq!(health.clear(health.newest_event()), Err(DeviceFault::NotAnswering));
         assert_eq!(health.fault(None), Some(DeviceFault::Xid), "nothing is forgotten");
         health.learn_wish(Some(RecoveryAction::Nothing));
-        assert_eq!(health.clear(), Ok(true));
+        assert_eq!(health.clear(health.newest_event()), Ok(true));
         assert_eq!(health.fault(None), None);
     }
 }

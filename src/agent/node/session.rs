@@ -273,7 +273,7 @@ fn has_changed(known: &DeviceUse, seen: &DeviceUse) -> bool {
 
 /// What of a device's use is news whenever it changes.
 fn condition(device: &DeviceUse) -> impl PartialEq {
-    (device.healthy, device.fault, device.last_xid, device.mps)
+    (device.healthy, device.fault, device.last_xid, device.fault_event, device.mps)
 }
 
 /// Whether an extender answers any node of this process: logged once, not once per node.

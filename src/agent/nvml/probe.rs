@@ -35,7 +35,9 @@ use crate::upkeep::condition::is_module_loaded;
 use wire::api::condition::{ClearResult, DeviceFault};
 use wire::api::state::DeviceKind;
 use wire::ids::{MAX_DEVICES_PER_NODE, PodUid};
-use wire::report::bodies::{Allocation, DeviceReport, DeviceUse, DriverReport, MigProfileReport};
+use wire::report::bodies::{
+    Allocation, ClearOrder, DeviceReport, DeviceUse, DriverReport, MigProfileReport,
+};
 use wire::units::Timestamp;
 
 /// How long the library stays open while a GPU is lost or needs a reset; it doubles each time. An open
@@ -185,14 +187,14 @@ impl NvmlProbe {
     /// Clears the GPU that a person wants to be cleared, if it answers now.
     fn clear(&mut self, sweep: &Sweep) {
         let Some(clearing) = &self.clearing else { return };
-        let Some(gpu) = clearing.gpu() else { return };
+        let Some(ClearOrder { gpu, fault_event, .. }) = clearing.open_order() else { return };
         // It may answer in part: of its instances, for instance, it may say that it needs a reset.
         let has_failed =
             sweep.failures.iter().any(|failure| failure.uuid.as_deref() == Some(&*gpu));
         let is_seen = sweep.seen.iter().any(|device| device.report.uuid == gpu);
         let answers = is_seen && !has_failed;
         let cleared = match self.health.get_mut(&gpu).filter(|_| answers) {
-            Some(health) => health.clear().map_err(Some),
+            Some(health) => health.clear(fault_event).map_err(Some),
             None => {
                 let absent = self.known.get(&gpu);
                 Err(absent.and_then(|known| absent_device(known, &sweep.failures).usage.fault))
@@ -235,7 +237,7 @@ impl NvmlProbe {
         changes: u64,
         now: Timestamp,
     ) -> Result<Sweep, ProbeError> {
-        open.read_events(&self.known, &mut self.health, &self.ignored_xids)?;
+        open.read_events(&self.known, &mut self.health, &self.ignored_xids, now)?;
         // Another process may have made instances.
         let may_have_new = processes == ProcessSampling::List || changes != open.changes;
         open.changes = changes;
@@ -331,6 +333,7 @@ impl NvmlProbe {
                 fault => fault.or(own),
             };
             usage.last_xid = health.last_xid();
+            usage.fault_event = health.newest_event().filter(|_| report.parent.is_none());
         }
         usage.healthy = usage.fault.is_none();
         report.healthy = usage.healthy;
@@ -355,6 +358,7 @@ impl Opened {
         known: &BTreeMap<String, DeviceReport>,
         health: &mut BTreeMap<String, GpuHealth>,
         ignored_xids: &BTreeSet<u64>,
+        now: Timestamp,
     ) -> Result<(), ProbeError> {
         if self.events.is_none() {
             self.registered.clear();
@@ -377,7 +381,7 @@ impl Opened {
                                 instances.filter_map(|device| self.details.get(&device.uuid));
                             details.any(|details| details.instance == Some(id))
                         });
-                        health.entry(gpu).or_default().strike(event);
+                        health.entry(gpu).or_default().strike(event, now);
                     }
                 }
             }

@@ -404,6 +404,7 @@ impl<'a> Sweeper<'a> {
             healthy: true,
             fault,
             last_xid: None,
+            fault_event: None,
             mps,
             processes,
             tenants,

@@ -296,10 +296,14 @@ impl Server {
         let text = said.and_then(|said| said.error.or(said.message));
         let text: String = text.unwrap_or_else(|| status.to_string()).chars().take(500).collect();
         match status {
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN if call.body.is_some() => {
+            StatusCode::FORBIDDEN if call.body.is_some() && is_of_api_server => {
                 Failure::other(format!(
-                    "the call is rejected: {text}; you need the ClusterRole gpupack-clear (see deploy/rbac.yaml)"
+                    "the API server rejects the call: {text}; you need the ClusterRole gpupack-clear (see \
+                     deploy/rbac.yaml), or, where the extender has no certificates, `kubectl port-forward` and --server"
                 ))
+            }
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN if call.body.is_some() => {
+                Failure::other(format!("the call is rejected: {text}")) // that says what is missing
             }
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Failure::other(format!(
                 "the API server rejects the call: {text}; you need the ClusterRole gpupack-view, or the \

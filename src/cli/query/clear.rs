@@ -9,7 +9,7 @@ use crate::base::connect::{Server, ServerArgs};
 use crate::base::failure::Failure;
 use crate::base::plain::{LookArgs, Output, json, print, table};
 use wire::api::commands::{ClearRequest, Cleared};
-use wire::api::condition::ClearResult;
+use wire::api::condition::{ClearResult, DeviceFault};
 use wire::api::state::{Device, DeviceKind, State};
 use wire::ids::is_name;
 
@@ -111,6 +111,13 @@ fn verdict(cleared: &Cleared) -> Result<(), Failure> {
     let Cleared { node, gpu, result, fault, .. } = cleared;
     match (result, fault) {
         (Some(ClearResult::Cleared | ClearResult::NothingToClear), _) => Ok(()),
+        (
+            Some(ClearResult::Refused),
+            Some(fault @ (DeviceFault::Xid | DeviceFault::Unavailable)),
+        ) => Err(Failure::other(format!(
+            "`{gpu}` of node `{node}` has the fault `{fault:?}` by a later event than was known when the order \
+                 was given: check it again, then clear it again"
+        ))),
         (Some(ClearResult::Refused), Some(fault)) => Err(Failure::other(format!(
             "`{gpu}` of node `{node}` still has the fault `{fault:?}`: docs/agent.md says what ends it"
         ))),
@@ -130,7 +137,6 @@ fn verdict(cleared: &Cleared) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wire::api::condition::DeviceFault;
     use wire::api::kind::{ApiVersion, ClearedKind};
 
     #[test]
@@ -146,6 +152,7 @@ mod tests {
         };
         for (result, fault, code, part) in [
             (ClearResult::Refused, Some(DeviceFault::ResetRequired), 1, "`ResetRequired`"),
+            (ClearResult::Refused, Some(DeviceFault::Xid), 1, "later event"),
             (ClearResult::Refused, None, 1, "does not see `GPU-a`"),
             (ClearResult::NoAnswer, None, 4, "within 60 s"),
             (ClearResult::Other, None, 1, "newer"),

@@ -157,6 +157,7 @@ pub(crate) fn sample_of(
             healthy: device.healthy,
             fault: None,
             last_xid: None,
+            fault_event: None,
             mps: None,
             processes: whole.then_some(processes),
             tenants: Vec::new(),

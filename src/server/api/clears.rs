@@ -5,13 +5,14 @@ use std::time::Duration;
 use axum::extract::{FromRequest, Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
+use tokio::sync::Semaphore;
 
 use crate::api::people::MayClear;
 use crate::api::reports::ordering_term;
 use crate::http::exchange::PeerAddress;
 use crate::http::respond::{ReadBody, ReadPath, encoded, refusal};
 use crate::page::service::{Service, too_long};
-use control::clearing::{ClearRefusal, Ended, OrderId, Standing, Wanted};
+use control::clearing::{ClearRefusal, Ended, MOST_OPEN, NewOrder, OrderId, Standing, Wanted};
 use control::shared::app::App;
 use engine::model::node_state::NodeReporting;
 use kube_api::pod::seen_pod::LONGEST_NAME;
@@ -27,11 +28,17 @@ const WAITS: Duration = Duration::from_secs(5);
 /// Pause between two looks whether an order has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
+/// Calls that wait at a time: one for each order. A call holds a connection of the page's listener, and those of the
+/// API server all come from one address.
+static WAITING: Semaphore = Semaphore::const_new(MOST_OPEN);
+
 /// Why a GPU is not cleared.
 #[derive(Debug, thiserror::Error)]
 enum ClearError {
     #[error("this replica gives no orders now: try again")]
     NotReady,
+    #[error("too many calls wait for an outcome: try again")]
+    TooManyWait,
     #[error("node `{node}` is not known here")]
     UnknownNode { node: String },
     #[error("node `{node}` has no GPU `{gpu}`")]
@@ -51,7 +58,7 @@ enum ClearError {
 impl ClearError {
     fn status(&self) -> StatusCode {
         match self {
-            Self::NotReady => StatusCode::SERVICE_UNAVAILABLE,
+            Self::NotReady | Self::TooManyWait => StatusCode::SERVICE_UNAVAILABLE,
             Self::UnknownNode { .. } | Self::UnknownGpu { .. } | Self::Instance { .. } => {
                 StatusCode::NOT_FOUND
             }
@@ -109,7 +116,7 @@ pub(crate) async fn clear(
     // Who gives an order learns its id at once: one who had to ask without it would give another.
     let cleared = match request.order.as_deref().map(str::parse) {
         None => given(&service.app, wanted, &user).map(|id| answer(wanted, id, None)),
-        Some(Ok(id)) => outcome(&service.app, wanted, id).await,
+        Some(Ok(id)) => waited(&service.app, wanted, id).await,
         Some(Err(())) => return bad("`order` is that of an earlier answer"),
     };
     match cleared {
@@ -147,9 +154,18 @@ fn given(app: &App, wanted: Wanted<'_>, user: &str) -> Result<OrderId, ClearErro
     if known.state() != NodeReporting::Reporting || known.is_stale(stale_after, now) {
         return Err(ClearError::Silent { node: node.to_owned() });
     }
-    let id = app.clears.give(wanted, term, now)?;
+    // What came later than the last report is not what a person has seen.
+    let details = app.ledger.details(node);
+    let fault_event = details.conditions.get(gpu).and_then(|condition| condition.fault_event);
+    let id = app.clears.give(NewOrder { wanted, fault_event, term }, now)?;
     tracing::info!(node, %gpu, user, order = %id, "a GPU is to be cleared");
     Ok(id)
+}
+
+/// How the order stands, unless too many calls wait already.
+async fn waited(app: &App, wanted: Wanted<'_>, id: OrderId) -> Result<Cleared, ClearError> {
+    let _turn = WAITING.try_acquire().map_err(|_| ClearError::TooManyWait)?;
+    outcome(app, wanted, id).await
 }
 
 /// How the order stands once it has ended, or after [`WAITS`].
@@ -189,6 +205,23 @@ mod tests {
     use runtime::clock::{Clock, SimulatedTime};
     use wire::api::condition::ClearResult;
     use wire::units::Timestamp;
+
+    #[tokio::test]
+    async fn calls_that_wait_are_as_many_as_orders() {
+        let ledger = Arc::new(ledger_fixture::ledger("A"));
+        let app = App::alone(ledger, Config::default(), Clock::start());
+        app.ledger.set_listed(app.clock.now());
+        app.lead.set_fenced();
+        let gpu = DeviceId::new("A").unwrap();
+        let wanted = Wanted { node: "n", gpu: &gpu };
+        let id = given(&app, wanted, "jane").unwrap();
+        let all = (0..=MOST_OPEN).map(|_| waited(&app, wanted, id));
+        let mut all: futures::stream::FuturesUnordered<_> = all.collect();
+        let refused = futures::StreamExt::next(&mut all).await.unwrap().unwrap_err();
+        assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE, "{refused}");
+        drop(all);
+        assert_eq!(WAITING.available_permits(), MOST_OPEN, "a call that ends makes room");
+    }
 
     #[tokio::test]
     async fn an_order_without_an_answer_ends_after_a_minute() {

@@ -361,6 +361,10 @@ pub struct DeviceUse {
     /// Number of the newest Xid that the driver reported, whatever its cause.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_xid: Option<u64>,
+    /// The newest event of the driver because of which it, or one of its MIG instances, takes no tenants: milliseconds
+    /// of the agent's own clock, which tell it from other events. Left out: there is none, or its fault has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fault_event: Option<u64>,
     /// State of its MPS control daemon; left out if no agent runs one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mps: Option<MpsState>,
@@ -418,6 +422,7 @@ impl DeviceUse {
             healthy: false,
             fault: Some(fault),
             last_xid: None,
+            fault_event: None,
             mps: None,
             processes: None,
             tenants: Vec::new(),
@@ -523,6 +528,9 @@ pub struct ClearOrder {
     pub number: u64,
     /// UUID of the GPU.
     pub gpu: String,
+    /// `faultEvent` of it in the last report that the leader had. If there has been another event, it is not cleared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fault_event: Option<u64>,
 }
 
 /// The limits that the driver is to have for pods that may use more memory than they request.

@@ -250,6 +250,7 @@ pub fn conditions(uses: &[DeviceUse]) -> Result<BTreeMap<DeviceId, Condition>, R
         let condition = Condition {
             fault: seen.fault.filter(|_| !seen.healthy),
             last_xid: seen.last_xid,
+            fault_event: seen.fault_event,
             mps: seen.mps,
         };
         if condition != Condition::default() {

@@ -271,7 +271,7 @@ fn rights(namespace: &str) -> Vec<DynamicObject> {
 
 /// The shipped APIService. Nothing here forwards what is sent to the address of a Service, so it is that
 /// of another name: this machine's.
-async fn api_service(stage: &Stage) {
+pub(super) async fn api_service(stage: &Stage) {
     let admin = &stage.cluster.client;
     let service = json!({"apiVersion": "v1", "kind": "Service",
         "metadata": {"name": SERVICE, "namespace": "gpu-system"},

@@ -8,6 +8,7 @@ mod certificates;
 mod chaos;
 mod chart;
 mod churn;
+mod clear;
 mod conflicts;
 mod containers;
 mod doctor;

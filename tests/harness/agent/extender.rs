@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::Request;
 use cli::serve::extender::settings;
-use control::clearing::{Ended, Standing, Wanted};
+use control::clearing::{Ended, NewOrder, Standing, Wanted};
 use control::shared::app::App;
 use engine::hardware::pool::ConfiguredIsolation;
 use engine::ledger::change::facts::{MoveFact, PodFact};
@@ -147,12 +147,23 @@ impl Extender {
         self.app.ledger.see_driver_work(&NodeName::new("n"), DriverWork { upgrade, mig });
     }
 
-    /// Orders to clear a GPU, and waits for the outcome.
+    /// Orders to clear a GPU of what is known of it, and waits for the outcome.
     pub(crate) fn clear(&self, gpu: &str) -> Ended {
+        self.clear_of(gpu, self.fault_event(gpu))
+    }
+
+    /// The newest event that is a fault of a GPU.
+    pub(crate) fn fault_event(&self, gpu: &str) -> Option<u64> {
+        let details = self.app.ledger.details("n");
+        details.conditions.get(&DeviceId::new(gpu).unwrap())?.fault_event
+    }
+
+    /// Orders to clear a GPU of this event and those before it, and waits for the outcome.
+    pub(crate) fn clear_of(&self, gpu: &str, fault_event: Option<u64>) -> Ended {
         let (app, gpu) = (&self.app, DeviceId::new(gpu).unwrap());
         let wanted = Wanted { node: "n", gpu: &gpu };
         let term = app.writer.acts_in().unwrap();
-        let id = app.clears.give(wanted, term, app.clock.now()).unwrap();
+        let id = app.clears.give(NewOrder { wanted, fault_event, term }, app.clock.now()).unwrap();
         self.until("the outcome", |_| {
             match app.clears.standing(wanted, id, term, app.clock.now()) {
                 Standing::Ended(ended) => Some(ended),

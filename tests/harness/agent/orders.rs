@@ -38,6 +38,8 @@ struct Told {
     clear: Option<ClearOrders>,
     /// What became of that, by the newest report.
     cleared: Option<ClearOutcome>,
+    /// The newest event that is a fault of the first device.
+    fault_event: Option<u64>,
     replies: Replies,
     /// When the orders were first in a reply.
     ordered: Option<Duration>,
@@ -79,6 +81,7 @@ async fn take(
     told.reports.push(clock.precise());
     told.failures = report.mig_failures;
     told.cleared = report.clear_outcome;
+    told.fault_event = report.devices.first().and_then(|device| device.fault_event);
     told.promised = report.mig_promises;
     if let Some(inventory) = report.inventory {
         told.inventory = inventory;
@@ -164,9 +167,11 @@ impl Replica {
         told.instances.into_iter().map(|it| (told.term, it.pod_uid, it.start)).collect()
     }
 
-    /// Orders in this term to clear `GPU-a`, if there is a number for that.
+    /// Orders in this term to clear `GPU-a` of what it has reported, if there is a number for that.
     pub(crate) fn clear(&self, term: u64, number: Option<u64>) {
-        let order = number.map(|number| ClearOrder { number, gpu: "GPU-a".to_owned() });
+        let fault_event = self.told().fault_event;
+        let order =
+            number.map(|number| ClearOrder { number, gpu: "GPU-a".to_owned(), fault_event });
         self.told().clear = Some(ClearOrders { term, order });
     }
 

@@ -80,6 +80,7 @@ async fn the_right_to_update_gpus_is_required() {
         ("person.guest", 403),
         ("person.prometheus", 403),
         ("person.operator", 404),
+        ("person.mechanic", 404),
     ] {
         let header = format!("Bearer {token}");
         for path in ["/v1/gpus/GPU-gpu-a-0", RESOURCE] {
@@ -89,6 +90,8 @@ async fn the_right_to_update_gpus_is_required() {
             assert_eq!(names_role, expected == 403, "{token}: {text}");
         }
     }
+    let (status, text) = guarded.ask("/v1/state", Some("person.mechanic")).await;
+    assert_eq!(status, 403, "the right to clear is none to read: {text}");
     let (status, _) = ask(None, RESOURCE, &[]).await;
     assert_eq!(status, 401, "the loopback interface is no right where people prove who they are");
     let api_server = guarded.front_proxy.pair(FRONT_PROXY);

@@ -57,6 +57,28 @@ fn a_gpu_with_an_xid_takes_tenants_again_without_a_new_agent() {
 }
 
 #[test]
+fn an_xid_that_comes_after_the_look_stays() {
+    let bed = Bed::new(&calm());
+    let extender = Extender::start();
+    let _loops = Loops::clearing(&bed, vec![extender.url()], PERIOD);
+    extender.until_fault(None);
+    let looked = extender.fault_event("GPU-a");
+    bed.play(&struck(0));
+    extender.until_fault(Some("Xid"));
+    assert_eq!(extender.clear_of("GPU-a", looked), refused(Some(DeviceFault::Xid)));
+    let looked = extender.fault_event("GPU-a");
+    assert!(looked.is_some());
+    let mut again = struck(0);
+    again["events"].as_array_mut().unwrap().push(xid()[0].clone());
+    bed.play(&again);
+    extender.until("the second Xid", |_| (extender.fault_event("GPU-a") != looked).then_some(()));
+    assert_eq!(extender.clear_of("GPU-a", looked), refused(Some(DeviceFault::Xid)));
+    extender.until_fault(Some("Xid"));
+    assert_eq!(extender.clear("GPU-a").result, ClearResult::Cleared);
+    extender.until_fault(None);
+}
+
+#[test]
 fn a_gpu_for_which_the_driver_requests_an_action_stays_as_it_is() {
     let bed = Bed::new(&calm());
     let extender = Extender::start();

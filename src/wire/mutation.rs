@@ -242,6 +242,24 @@ mutations! {
     TakenOverStays,
     /// An agent obeys a leader that was replaced.
     OldOrdersObeyed,
+    /// A node takes pods while its driver is upgraded.
+    UpgradeIgnored,
+    /// A node takes pods while MIG Manager changes its GPUs.
+    MigChangeIgnored,
+    /// Pods that wait do not hear that the driver of a node is upgraded.
+    UpgradeEndUnnoticed,
+    /// Agents do not hear that they are to close the driver.
+    LibraryStaysOpen,
+    /// An agent opens the driver when the extender that had it closed does not answer.
+    ClosingForgotten,
+    /// A node takes pods whatever became of the last ones.
+    BlindStartsIgnored,
+    /// A node whose pods were blind takes one as a trial after a minute.
+    TrialTooEarly,
+    /// A node whose pods were blind takes several as a trial.
+    TrialsUnlimited,
+    /// A node whose pods were blind takes none, though its agent was made again.
+    BlindNodeStays,
     /// Ages of pods are by the clock of the machine on which the extender runs.
     OwnClockTrusted,
 }

@@ -10,6 +10,7 @@
 
 mod agents;
 mod api;
+mod blind;
 mod checks;
 mod faults;
 mod groups;
@@ -35,6 +36,7 @@ mod scheduling;
 mod settings;
 mod standing;
 mod teams;
+mod upgrades;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -120,6 +122,10 @@ enum What {
     MigDone { node: usize, run: u64 },
     /// Something happens to a node with MIG.
     MigChaos,
+    /// The container runtime of a node loses the driver, or finds it again.
+    Runtimes,
+    /// NVIDIA's tools go on with the drivers of nodes.
+    DriverTools,
     /// Kubelets look at their pods.
     Kubelets,
     /// Users create, end and delete pods.
@@ -357,6 +363,12 @@ impl World {
         if world.settings.has_mig {
             world.after(2_000, What::MigChaos);
         }
+        if world.settings.has_upgrades {
+            world.after(2_500, What::DriverTools);
+        }
+        if world.settings.has_blind_starts {
+            world.after(3_000, What::Runtimes);
+        }
         for node in 0..world.nodes.len() {
             world.after(node as u64 * 50, What::Report { node, agent: 0 });
         }
@@ -450,6 +462,8 @@ impl World {
             What::MigRound { node, run } => self.mig_round(node, run),
             What::MigDone { node, run } => self.mig_done(node, run),
             What::MigChaos => self.mig_chaos(),
+            What::Runtimes => self.change_runtimes(),
+            What::DriverTools => self.driver_tools(),
             What::Kubelets => self.kubelets(),
             What::Users => self.users(),
             What::MadeAgain { of } => self.make_again(*of),

@@ -11,6 +11,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use wire::mutation::{Mutation, mutated};
+
 /// Longest text of an extender that is kept and logged, in bytes.
 const LONGEST_REASON: usize = 256;
 
@@ -113,7 +115,9 @@ impl Said {
     fn closed(&self) -> Option<String> {
         let is_any_live = self.extenders.values().any(|answer| answer.is_live);
         let counted = self.extenders.values().chain(&self.left);
-        let mut counted = counted.filter(|answer| answer.is_live || !is_any_live);
+        let mut counted = counted.filter(|answer| {
+            answer.is_live || !is_any_live && !mutated(Mutation::ClosingForgotten)
+        });
         counted.find_map(|answer| answer.closed.clone())
     }
 }

@@ -339,10 +339,13 @@ impl NodeState {
             NodeReporting::NeverReported
             | NodeReporting::Reporting
             | NodeReporting::NotReporting => {
-                if let Some(state) = upgrade.filter(|state| UpgradeState::refuses_pods(*state)) {
+                let refuses = |state: &UpgradeState| {
+                    state.refuses_pods() && !mutated(Mutation::UpgradeIgnored)
+                };
+                if let Some(state) = upgrade.filter(refuses) {
                     return Err(Rejection::DriverUpgrade(state));
                 }
-                if let Some(change) = mig {
+                if let Some(change) = mig.filter(|_| !mutated(Mutation::MigChangeIgnored)) {
                     return Err(Rejection::MigChange(change));
                 }
             }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use agent::gpu::lent_limits::{Containers, LentLimits, LimitDriver};
+use agent::gpu::library_gate::LibraryGate;
 use rand::Rng;
 use runtime::step::outside::StepEvent;
 use serde_json::{Value, json};
@@ -29,6 +30,14 @@ pub(super) struct Agent {
     links: [Link; MOST_REPLICAS],
     /// The limits of memory that it sets.
     limits: LentLimits,
+    /// Whether it may have the driver open.
+    pub(super) gate: LibraryGate,
+    /// When it began.
+    pub(super) began: u64,
+    /// Whether its own container has no driver.
+    pub(super) is_blind: bool,
+    /// Whether it has had it open.
+    pub(super) has_opened: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -51,8 +60,7 @@ impl Agent {
     /// An agent that begins now. Its reports have numbers from that time on.
     pub(super) fn begun(run: u64, now: u64) -> Self {
         let link = Link { sequence: SIMULATED_UNIX_MILLIS + now, ..Link::default() };
-        let limits = LentLimits::default();
-        Self { run, links: std::array::from_fn(|_| link.clone()), limits }
+        Self { run, began: now, links: std::array::from_fn(|_| link.clone()), ..Self::default() }
     }
 
     /// Carries out the orders about limits.
@@ -109,8 +117,9 @@ pub(super) type Reply = (u16, Value);
 impl World {
     pub(super) fn restart_agent(&mut self, node: usize) {
         let now = self.now;
-        let agent = &mut self.nodes[node].agents[0];
-        *agent = Agent::begun(agent.run + 1, now);
+        let node_model = &mut self.nodes[node];
+        let agent = Agent::begun(node_model.agents[0].run + 1, now);
+        node_model.agents[0] = Agent { is_blind: now < node_model.blind_until, ..agent };
         self.restart_maker(node);
     }
 
@@ -135,6 +144,7 @@ impl World {
         }
         let is_silent = self.has(Fault::Silence) && self.now < self.nodes[node].silent_until;
         let is_silent = is_silent || self.nodes[node].is_down(self.now);
+        let is_silent = is_silent || !self.has_sample(node, agent);
         if self.settings.has_driver_limits && !self.nodes[node].is_down(self.now) {
             self.set_limits(node, agent);
         }
@@ -190,8 +200,9 @@ impl World {
             parents.extend(divided.map(|it| it.uuid.clone()));
             (inventory, answers) = (Some(devices), Some(answer));
         }
-        let mut uses = self.uses_on(&name, &gpus);
+        let mut uses = self.uses_seen(at, agent, &gpus);
         let in_force = self.nodes[at].agents[agent].limits.in_force();
+        let containers = self.containers_on(at, agent);
         let speaker = &mut self.nodes[at].agents[agent].links[to];
         // As `agent::node::session` does it: two lists that may lack news would free a drain.
         let is_first = speaker.session.is_none();
@@ -216,7 +227,7 @@ impl World {
             "apiVersion": "gpupack.dev/v1alpha1", "agent": format!("{name}-{run}"),
             "sequence": speaker.sequence, "devices": uses,
         });
-        for (name, answer) in answers.into_iter().flatten() {
+        for (name, answer) in answers.into_iter().flatten().chain(containers) {
             report[name] = answer;
         }
         if self.settings.has_driver_limits {
@@ -240,6 +251,17 @@ impl World {
             };
         }
         report
+    }
+
+    /// The same as an agent sees it: of the devices it knows nothing without the driver.
+    fn uses_seen(&self, at: usize, agent: usize, gpus: &[Gpu]) -> Vec<Value> {
+        let node = &self.nodes[at];
+        let is_closed = self.settings.has_upgrades && !node.has_open(agent);
+        if !is_closed && !node.agents[agent].is_blind {
+            return self.uses_on(&node.name, gpus);
+        }
+        let unread = |gpu: &Gpu| json!({"id": gpu.id, "healthy": false, "fault": "DriverAway"});
+        gpus.iter().map(unread).collect()
     }
 
     /// What is used of these devices of a node.
@@ -277,6 +299,7 @@ impl World {
         let reply: Value = serde_json::from_slice(&reply).unwrap_or_default();
         freed.into_iter().for_each(|freed| self.broke(freed));
         if status.as_u16() == 200 {
+            self.check_reply_about_library(life, &name, &reply);
             self.taken(life, &from, body, &reply);
         }
         if !self.hits(Fault::ReportLoss, 5) {
@@ -321,6 +344,7 @@ impl World {
         if is_new && reply["outcome"] == "Accepted" {
             replica.note_shown(body, from.sent, now);
             replica.eras.insert(from.node, from.era);
+            replica.note_starts((from.node, from.run), body, now);
             if are_lists_noted {
                 replica.note_lists(body, now);
             }
@@ -356,7 +380,8 @@ impl World {
 
     pub(super) fn replied(&mut self, from: &From, reply: Option<Reply>) {
         let Some(agent) = self.nodes[from.node].agents.get_mut(from.agent) else { return };
-        let (run, limits, link) = (agent.run, &agent.limits, &mut agent.links[from.to]);
+        let (run, limits, agent_gate) = (agent.run, &agent.limits, &agent.gate);
+        let link = &mut agent.links[from.to];
         if (run, link.attempts) != (from.run, from.attempt) || !link.is_sent {
             return; // an earlier report, or an earlier run
         }
@@ -375,10 +400,18 @@ impl World {
             None if taken.is_none() => limits.lose(from.to),
             None => {}
         }
+        match taken {
+            Some((_, reply)) => {
+                let closed = reply["closeLibrary"].as_str().map(str::to_owned);
+                agent_gate.learn(from.to, closed);
+            }
+            None => agent_gate.lose(from.to),
+        }
         link.settle(reply.as_ref());
         if let Some((status, reply)) = reply.filter(|(status, _)| !STATUSES.contains(status)) {
             self.broke(format!("a report was answered with {status}: {reply}"));
         }
+        self.check_gate(from.node, from.agent);
         if !is_void {
             self.learn_orders(from.node, from.to, orders.as_ref());
         }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hyper::Request;
 use kube_api::pod::seen_pod::SeenPod;
+use kube_api::request::placement::DEVICES;
 use serde_json::{Map, Value, json};
 
 /// The annotation with devices and amounts.
@@ -39,6 +40,8 @@ pub(super) struct Template {
     /// The ReplicaSet that made it, by the number of its Deployment and of its revision.
     pub(super) owner: Option<(u64, u64)>,
     pub(super) annotations: BTreeMap<String, String>,
+    /// Whether the webhook has marked the container that gets the GPU, and kubelet names it.
+    pub(super) is_marked: bool,
 }
 
 /// One pod as etcd has it.
@@ -80,6 +83,8 @@ pub(super) struct Container {
     pub(super) actual_cpu_milli: u64,
     /// Whether kubelet says that it does not carry out a change of it now.
     pub(super) is_pending: bool,
+    /// Whether kubelet has named it, in runs in which its start may be blind.
+    pub(super) is_named: bool,
 }
 
 impl Pod {
@@ -193,7 +198,7 @@ impl Pod {
         }
         let mut spec = json!({"schedulerName": scheduler, "priority": priority,
             "containers": [{"name": "main", "resources": resources}]});
-        let Container { starts, cpu_milli, actual_cpu_milli, is_pending } = self.container;
+        let Container { starts, cpu_milli, actual_cpu_milli, is_pending, .. } = self.container;
         let amount = |milli: u64| json!({"requests": {"cpu": format!("{milli}m")}});
         let mut status = json!({});
         if self.restarts_on_resize() {
@@ -208,6 +213,16 @@ impl Pod {
             if is_pending {
                 status["conditions"] = json!([{"type": "PodResizePending", "status": "True",
                     "reason": "Deferred", "message": "Node didn't have enough resource: cpu"}]);
+            }
+        }
+        if self.of.is_marked && self.wants_gpu() {
+            let source =
+                json!({"fieldRef": {"fieldPath": format!("metadata.annotations['{DEVICES}']")}});
+            spec["containers"][0]["env"] =
+                json!([{"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": source}]);
+            if self.container.is_named {
+                status["containerStatuses"] = json!([{"name": "main",
+                    "containerID": format!("containerd://{uid}"), "state": {"running": {}}}]);
             }
         }
         if self.of.is_protected {

@@ -330,7 +330,7 @@ impl World {
                 return Err(format!("room is still held for {uid} at the end"));
             }
         }
-        self.check_mig_end()?;
+        self.check_mig_end().and_then(|()| self.check_works_end(replica))?;
         self.check_uuids(replica)?;
         // A MIG instance is its pod's as a whole, whatever amounts are written.
         let edited = |pod: &&Pod| {

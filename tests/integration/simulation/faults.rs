@@ -15,18 +15,23 @@ const SHORT: u64 = 3_000;
 const TEN_YEARS: i64 = 3_650 * 86_400;
 
 macro_rules! faults {
-    ($($(#[doc = $text:literal])+ $name:ident,)+; $($(#[doc = $mig:literal])+ $of_mig:ident,)+) => {
+    ($($(#[doc = $text:literal])+ $name:ident,)+; $($(#[doc = $mig:literal])+ $of_mig:ident,)+;
+     $($(#[doc = $driver:literal])+ $of_driver:ident,)+) => {
         /// A kind of fault. A seed has about half of them.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub(super) enum Fault {
             $($(#[doc = $text])+ $name,)+
             $($(#[doc = $mig])+ $of_mig,)+
+            $($(#[doc = $driver])+ $of_driver,)+
         }
 
         impl Fault {
-            pub(super) const ALL: &[Self] = &[$(Self::$name,)+ $(Self::$of_mig,)+];
+            pub(super) const ALL: &[Self] = &[$(Self::$name,)+ $(Self::$of_mig,)+ $(Self::$of_driver,)+];
             pub(super) const WITHOUT_MIG: &[Self] = &[$(Self::$name,)+];
             pub(super) const OF_MIG: &[Self] = &[$(Self::$of_mig,)+];
+            /// What NVIDIA's tools do with drivers.
+            pub(super) const OF_UPGRADES: [Self; 4] =
+                [Self::DriverUpgrade, Self::UpgradeDrain, Self::UpgradeFailure, Self::MigChange];
             /// What ends or freezes the process that serves.
             pub(super) const OF_PROCESS: [Self; 4] = [Self::Crash, Self::Freeze, Self::Overlap, Self::Stop];
         }
@@ -115,6 +120,17 @@ faults! {
     ForeignInstance,
     /// An agent that starts finds no list of the instances that an earlier one made.
     LostList,
+    ;
+    /// The GPU Operator upgrades the driver of one node after another.
+    DriverUpgrade,
+    /// It evicts the pods of a node before that.
+    UpgradeDrain,
+    /// Upgrades fail.
+    UpgradeFailure,
+    /// MIG Manager changes the GPUs of a node.
+    MigChange,
+    /// Containers of a node start without the driver.
+    BlindStarts,
 }
 
 impl World {

@@ -18,6 +18,8 @@ pub(super) struct Process {
     pub(super) started: u64,
     /// Whether it uses no GPU now, so that no list shows it.
     pub(super) is_idle: bool,
+    /// Whether its container has no driver.
+    pub(super) is_blind: bool,
     /// When its container restarts, because its pod was resized.
     restarts: Option<u64>,
     /// What is left of its last container, and until when.
@@ -212,6 +214,7 @@ impl World {
             bound,
             started: self.now,
             is_idle,
+            is_blind: false,
             restarts: None,
             left: (Vec::new(), 0),
             lent: Lent {
@@ -221,6 +224,9 @@ impl World {
             },
         };
         self.processes.insert(uid.to_owned(), process);
+        if self.settings.has_blind_starts {
+            self.note_container(uid);
+        }
         self.begins(uid);
         if let Some(pod) = self.api.pods.get_mut(uid).filter(|pod| pod.restarts_on_resize()) {
             pod.container.starts += 1;

@@ -1,7 +1,5 @@
 //! Nodes: what they have, and what the API server and agents say about them.
 
-use std::collections::BTreeMap;
-
 use kube_api::pod::watched::NodeFacts;
 use wire::ids::NodeName;
 use wire::units::{HostAmount, MemMib, MilliCpu};
@@ -10,6 +8,7 @@ use super::agents::Agent;
 use super::api::Pod;
 use super::mig::{self, MigNode};
 use super::settings::Settings;
+use super::upgrades::NodeWork;
 use super::{GPU_MIB, World};
 
 const GPUS: usize = 2;
@@ -43,6 +42,10 @@ pub(super) struct Node {
     pub(super) has_lied: bool,
     /// What is divided of its GPUs, in the runs with MIG.
     pub(super) mig: Option<MigNode>,
+    /// Until then containers start without the driver; zero: they have it.
+    pub(super) blind_until: u64,
+    /// What NVIDIA's tools do with its driver.
+    pub(super) work: NodeWork,
 }
 
 impl Node {
@@ -63,6 +66,8 @@ impl Node {
             lies_until: 0,
             has_lied: false,
             mig,
+            blind_until: 0,
+            work: NodeWork::default(),
             name,
         }
     }
@@ -94,7 +99,7 @@ impl Node {
             host,
             is_unschedulable: self.is_cordoned,
             is_ready: true,
-            labels: BTreeMap::new(),
+            labels: self.work.labels(),
         }
     }
 
@@ -117,6 +122,11 @@ impl World {
         let now = self.now;
         self.schedulers.iter_mut().for_each(|scheduler| scheduler.see_nodes(now));
         (0..self.schedulers.len()).for_each(|by| self.plan_schedule(by, 1));
+    }
+
+    /// The same of what kube-scheduler does not look at.
+    pub(super) fn labels_changed(&mut self) {
+        self.nodes_version += 1;
     }
 
     /// CPUs that bound pods take of a node.

@@ -96,6 +96,7 @@ impl World {
             mig,
             owner: self.owner(),
             annotations,
+            is_marked: self.settings.has_blind_starts,
         };
         self.join(&mut of);
         if self.settings.lends_memory && of.annotations.contains_key("gpupack.dev/movable") {

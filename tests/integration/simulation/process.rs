@@ -203,6 +203,7 @@ impl World {
                 .for_each(|node| _ = replica.nodes.take(WatchEvent::Seen(node.facts())));
             replica.nodes.take(WatchEvent::ListEnds);
             replica.nodes_seen = version;
+            replica.works.see(&self.nodes, now);
         }
         // Lists of pods and nodes, and the watches that go on after them.
         (0..4).for_each(|_| replica.hear_date(now));
@@ -218,7 +219,9 @@ impl World {
                     self.excused.extend(before.into_iter().map(|(id, ..)| id));
                 }
             }
-            replica.pods.take(WatchEvent::Seen(self.api.log[pod.logged].seen.clone()));
+            let change = &self.api.log[pod.logged];
+            replica.pods.take(WatchEvent::Seen(change.seen.clone()));
+            replica.note_named(&change.uid, &change.pod, now);
         }
         replica.pods.take(WatchEvent::ListEnds);
         replica.app.pods.lists.complete(number);
@@ -270,6 +273,7 @@ impl World {
             let event =
                 if change.is_deleted { WatchEvent::Deleted(pod) } else { WatchEvent::Seen(pod) };
             replica.pods.take(event);
+            replica.note_named(&change.uid, &change.pod, now);
         }
         replica.seen = last;
         self.step(life, StepEvent::Changed);
@@ -285,6 +289,7 @@ impl World {
         replica.is_nodes_due = false;
         replica.nodes_seen = version;
         self.nodes.iter().for_each(|node| _ = replica.nodes.take(WatchEvent::Seen(node.facts())));
+        replica.works.see(&self.nodes, now);
         self.step(life, StepEvent::Changed);
     }
 

@@ -23,8 +23,10 @@ use wire::ids::PodUid;
 use wire::units::Timestamp;
 
 use super::What;
+use super::blind::SeenStarts;
 use super::leading;
 use super::lent_checks::Lists;
+use super::upgrades::SeenWorks;
 
 /// The clock of the API server when a simulation begins.
 const BEGAN: u64 = 1_767_225_600;
@@ -92,6 +94,10 @@ pub(super) struct Replica {
     pub(super) sampled: BTreeMap<String, u64>,
     /// The era of each node's MIG instances, by its last report.
     pub(super) eras: BTreeMap<usize, u64>,
+    /// What it knows of containers that started.
+    pub(super) starts: SeenStarts,
+    /// What the watch of nodes has shown of the driver of each node.
+    pub(super) works: SeenWorks,
     /// The nodes of the last call of *filter* about each pod.
     pub(super) named: BTreeMap<String, BTreeSet<String>>,
     /// Reports that were sent while it was frozen: node, run and attempt.
@@ -177,6 +183,8 @@ impl Replica {
             lists: Lists::new(),
             sampled: BTreeMap::new(),
             eras: BTreeMap::new(),
+            starts: SeenStarts::default(),
+            works: SeenWorks::default(),
             named: BTreeMap::new(),
             old: BTreeSet::new(),
             frozen: 0,

@@ -58,6 +58,11 @@ impl World {
         {
             self.broke(broken);
         }
+        if request.uri().path().ends_with("/binding")
+            && let Err(broken) = self.check_trials(life, &request)
+        {
+            self.broke(broken);
+        }
         if self.settings.lends_memory
             && let Err(broken) = self.check_borrowed(life, &request)
         {
@@ -499,6 +504,7 @@ impl World {
         if passed.is_some_and(|passed| !passed.contains(node)) {
             return Err(format!("{uid} is bound to {node}, and *filter* passed {passed:?}"));
         }
+        self.check_work(replica, uid, node)?;
         match self.silent_since(replica, node, SILENT_FOR + BINDS_FOR) {
             Some(heard) => {
                 Err(format!("{uid} is bound to {node}, which reported at {heard} ms last"))
@@ -530,6 +536,9 @@ impl World {
             let heard = self.silent_since(replica, node, SILENT_FOR);
             if let Some(heard) = heard.filter(|_| !is_held()) {
                 return Err(format!("{uid} may go to {node}, which reported at {heard} ms last"));
+            }
+            if let Some(work) = replica.works.refusing(node).filter(|_| !is_held()) {
+                return Err(format!("{uid} may go to {node}, with {work}"));
             }
         }
         Ok(())

@@ -63,6 +63,9 @@ const RATES: [u32; 2] = [2, 4];
 /// How long other faults last in a run in which a process breaks once, in ms.
 const BREAKING_FOR: u64 = 10_000;
 
+/// The same in a run in which a node that takes no pods tries some, in ms.
+const TRIALS_FOR: u64 = 420_000;
+
 /// Seeds of a test run.
 const SEEDS: u64 = 60;
 
@@ -107,6 +110,10 @@ pub(super) struct Settings {
     pub(super) has_mig: bool,
     /// Whether their agents take over what others made when they start.
     pub(super) adopts: bool,
+    /// Whether NVIDIA's tools upgrade drivers, and change GPUs.
+    pub(super) has_upgrades: bool,
+    /// Whether containers start without the driver.
+    pub(super) has_blind_starts: bool,
     /// Replicas of the extender. A single one has no Lease.
     pub(super) replicas: usize,
     /// What breaks the process that serves, and right before which event.
@@ -164,6 +171,20 @@ impl Settings {
             // One agent of a node sets limits.
             faults.retain(|kind| !matches!(kind, Fault::Lie | Fault::SecondAgent));
         }
+        let has_upgrades = matches!(seed % 25, 9 | 14);
+        if has_upgrades {
+            let mut rng = ChaCha8Rng::seed_from_u64(seed ^ 0xD21);
+            let chosen = |_: &&Fault| has_all || rng.random_range(0..4) > 0;
+            faults.extend(Fault::OF_UPGRADES.iter().filter(chosen));
+        }
+        let has_blind_starts = matches!(seed % 25, 10 | 24);
+        if has_blind_starts {
+            // Which agent is the newest decides whether its node takes pods.
+            faults.retain(|kind| !matches!(kind, Fault::Lie | Fault::SecondAgent));
+            faults.insert(Fault::BlindStarts);
+        }
+        // Until a trial, and two of them after another.
+        let has_trials = seed % 50 == 35;
         let has_slow_ends = seed % 10 == 6 && !has_mig;
         if has_slow_ends {
             // Whether kept room is used shows only where little else fails.
@@ -185,11 +206,13 @@ impl Settings {
             adopts: has_mig && seed / 50 % 3 == 2,
             limits_memory: matches!(seed % 50, 32 | 37 | 42) && !has_driver_limits,
             has_driver_limits,
+            has_upgrades,
+            has_blind_starts,
             seed,
             faults,
-            nodes: 4,
-            pods: 30,
-            faults_for: faults_for(has_slow_ends, is_long),
+            nodes: if has_trials { 2 } else { 4 },
+            pods: if has_trials { 8 } else { 30 },
+            faults_for: if has_trials { TRIALS_FOR } else { faults_for(has_slow_ends, is_long) },
             is_calm,
             has_rests,
             rate: if is_focused { *RATES.choose(&mut rng).expect("some") } else { 1 },
@@ -243,8 +266,10 @@ pub(super) fn of_kind() -> impl Fn(&Settings) -> bool {
         Some("limits") => settings.has_driver_limits,
         Some("mig") => settings.has_mig,
         Some("slow_ends") => settings.has_slow_ends,
+        Some("blind") => settings.has_blind_starts,
+        Some("upgrades") => settings.has_upgrades,
         Some(other) => {
-            panic!("SIM_ONLY is lent, limits, mig or slow_ends, not {other}")
+            panic!("SIM_ONLY is lent, limits, mig, slow_ends, upgrades or blind, not {other}")
         }
         None => true,
     }

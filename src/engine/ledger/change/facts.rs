@@ -148,12 +148,13 @@ impl Ledger {
         if self.node_entry(at).read().driver_work() == driver_work {
             return Vec::new();
         }
-        self.change_node(at, |node_state| node_state.see_driver_work(driver_work))
+        let events = self.change_node(at, |node_state| node_state.see_driver_work(driver_work));
+        if mutated(Mutation::UpgradeEndUnnoticed) { Vec::new() } else { events }
     }
 
     /// Why no process of a node may have its driver open, if so; `None` too if the node is not known.
     pub fn closes_library(&self, node: &str) -> Option<String> {
-        let at = self.position(node)?;
+        let at = self.position(node).filter(|_| !mutated(Mutation::LibraryStaysOpen))?;
         self.node_entry(at).read().driver_work().closes_library()
     }
 

@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use wire::ids::PodUid;
+use wire::mutation::{Mutation, mutated};
 use wire::units::Timestamp;
 
 /// How long a node takes no pod before one is let in as a trial.
@@ -61,7 +62,7 @@ impl Intake {
     pub fn takes_pods(&self) -> bool {
         match self {
             Self::Open { .. } | Self::Trial => true,
-            Self::Closed { .. } | Self::Tried { .. } => false,
+            Self::Closed { .. } | Self::Tried { .. } => mutated(Mutation::BlindStartsIgnored),
         }
     }
 
@@ -90,13 +91,14 @@ impl Intake {
     /// An agent that has the driver has come: its container is younger than the doubt.
     #[must_use]
     pub fn after_new_agent(&self) -> Self {
-        Self::OPEN
+        if mutated(Mutation::BlindNodeStays) { self.clone() } else { Self::OPEN }
     }
 
     /// A pod is placed there.
     #[must_use]
     pub fn after_placing(&self, pod: &PodUid, now: Timestamp) -> Self {
         match self {
+            Self::Trial if mutated(Mutation::TrialsUnlimited) => Self::Trial,
             Self::Trial => Self::Tried { pod: pod.clone(), since: now },
             same => same.clone(),
         }
@@ -114,6 +116,9 @@ impl Intake {
     /// Whether time has changed it.
     pub fn is_due(&self, now: Timestamp) -> bool {
         match self {
+            Self::Closed { since } if mutated(Mutation::TrialTooEarly) => {
+                now.since(*since) >= TRIAL_AFTER / 5
+            }
             Self::Closed { since } => now.since(*since) >= TRIAL_AFTER,
             Self::Tried { since, .. } => now.since(*since) >= TRIED_FOR,
             Self::Open { .. } | Self::Trial => false,

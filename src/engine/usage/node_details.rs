@@ -214,6 +214,7 @@ mod tests {
             fault: Some(DeviceFault::Xid),
             last_xid: Some(79),
             mps: Some(MpsState::Idle),
+            ..Condition::default()
         };
         let details = DeviceDetails { minor: Some(3), ..DeviceDetails::default() };
         let devices = BTreeMap::from([(id.clone(), details)]);

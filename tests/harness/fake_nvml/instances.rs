@@ -12,6 +12,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
+use super::kernel;
 use super::scenario::{Gpu, Process, Scenario};
 
 /// Name of the file with the instances.
@@ -179,7 +180,9 @@ impl Made {
         id: c_uint,
     ) -> Result<(), c_uint> {
         let instance = self.found(gpu, instance)?;
-        if gpu.mig_processes.get(&instance.start).is_some_and(|all| !all.is_empty()) {
+        let has_process =
+            gpu.mig_processes.get(&instance.start).is_some_and(|all| !all.is_empty());
+        if has_process || gpu.monitored.contains(&instance.start) {
             return Err(IN_USE);
         }
         let before = instance.computes.len();
@@ -188,7 +191,8 @@ impl Made {
     }
 
     pub(crate) fn destroy(&mut self, gpu: &Gpu, id: c_uint) -> Result<(), c_uint> {
-        if !self.found(gpu, id)?.computes.is_empty() {
+        let instance = self.found(gpu, id)?;
+        if !instance.computes.is_empty() || gpu.monitored.contains(&instance.start) {
             return Err(IN_USE);
         }
         self.gpus.entry(gpu.uuid.clone()).or_default().retain(|it| it.id != id);
@@ -220,6 +224,7 @@ pub(crate) fn change<T>(
     let new = path.with_extension("new");
     let written = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &path));
     written.map_err(|_| super::OPERATING_SYSTEM)?;
+    kernel::show(scenario, Some(&made));
     Ok(result)
 }
 
@@ -254,6 +259,7 @@ fn device(gpu: &Gpu, instance: &Instance, compute: &Compute) -> Option<Gpu> {
         used_mib: processes.iter().filter_map(|it| it.used_mib).sum(),
         processes,
         slot: Some((instance.id, instance.start, profile.size)),
+        compute: compute.id,
         sms: Some(profile.sms * compute.slices / profile.slices),
         ..Gpu::default()
     })

@@ -13,7 +13,8 @@
 //!
 //! It is strict where it matters: version words are checked, buffers are never overrun, counts are
 //! answered in NVML's two steps, events come once, to registered sets, and not from before they
-//! registered, and calls before `nvmlInit_v2` fail. A function that a driver lacks is not in the
+//! registered, and calls before `nvmlInit_v2` fail. What a caller without rights gets in MIG mode is in `rights`, what the
+//! kernel shows of it in `kernel`, and what waits while a GPU changes in `busy`. A function that a driver lacks is not in the
 //! copy of the library.
 
 #![expect(unsafe_code, reason = "a C interface: symbols without mangling, pointers of the caller")]
@@ -27,11 +28,14 @@ use std::time::Duration;
 
 use self::scenario::{Gpu, Process, Scenario};
 
+mod busy;
 pub mod events;
 mod instances;
+mod kernel;
 pub mod limits;
 pub mod making;
 pub mod mig;
+mod rights;
 mod scenario;
 pub mod topology;
 
@@ -148,6 +152,8 @@ fn answer_in(
     device: usize,
     call: impl FnOnce(&Scenario, &Gpu) -> Result<(), c_uint>,
 ) -> c_uint {
+    let position = ((device & ((1 << OWN) - 1)) >> 8).wrapping_sub(1);
+    let _turn = busy::wait(symbol, position);
     answer(symbol, |scenario| {
         let device = device_of(scenario, device).ok_or(INVALID_ARGUMENT)?;
         match device.failures.get(symbol).or_else(|| device.failures.get("*")) {
@@ -320,6 +326,7 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: usize, memory: *mut 
         if unsafe { (*memory).version } != MEMORY_V2 {
             return Err(ARGUMENT_VERSION_MISMATCH);
         }
+        rights::may_read(gpu, device)?;
         let bytes = |mib: u64| (mib << 20) + gpu.odd_bytes;
         let (total, reserved) = (bytes(gpu.total_mib), bytes(gpu.reserved_mib));
         let used = bytes(gpu.used_mib);
@@ -434,6 +441,7 @@ pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
     infos: *mut ProcessInfo,
 ) -> c_uint {
     answer_for("nvmlDeviceGetComputeRunningProcesses_v3", device, |gpu| unsafe {
+        rights::may_read(gpu, device)?;
         put_processes(gpu, "compute", count, infos)
     })
 }
@@ -445,6 +453,7 @@ pub unsafe extern "C" fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
     infos: *mut ProcessInfo,
 ) -> c_uint {
     answer_for("nvmlDeviceGetMPSComputeRunningProcesses_v3", device, |gpu| unsafe {
+        rights::may_read(gpu, device)?;
         put_processes(gpu, "mps", count, infos)
     })
 }
@@ -456,6 +465,7 @@ pub unsafe extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v3(
     infos: *mut ProcessInfo,
 ) -> c_uint {
     answer_for("nvmlDeviceGetGraphicsRunningProcesses_v3", device, |gpu| unsafe {
+        rights::may_read(gpu, device)?;
         put_processes(gpu, "graphics", count, infos)
     })
 }

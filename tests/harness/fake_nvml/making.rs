@@ -10,7 +10,7 @@ use super::mig::GpuInstanceInfo;
 use super::scenario::{Gpu, Scenario};
 use super::{
     ARGUMENT_VERSION_MISMATCH, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED,
-    answer_in, put, put_text,
+    answer_in, put, put_text, rights,
 };
 
 /// In handles of GPU instances and compute instances.
@@ -77,6 +77,18 @@ fn number_of(handle: usize) -> Result<c_uint, c_uint> {
 
 fn marked(device: usize, id: c_uint) -> usize {
     gpu_of(device) | MARK | id as usize
+}
+
+/// Answers a call that needs the right to configure MIG.
+fn answer_config(
+    symbol: &str,
+    device: usize,
+    call: impl FnOnce(&Scenario, &Gpu) -> Result<(), c_uint>,
+) -> c_uint {
+    answer_mig(symbol, device, |scenario, gpu| {
+        rights::may_configure(gpu)?;
+        call(scenario, gpu)
+    })
 }
 
 /// Answers a call about a GPU that can be in MIG mode.
@@ -172,7 +184,7 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuInstancePossiblePlacements_v2(
     placements: *mut Placement,
     count: *mut c_uint,
 ) -> c_uint {
-    answer_mig("nvmlDeviceGetGpuInstancePossiblePlacements_v2", device, |_, gpu| {
+    answer_config("nvmlDeviceGetGpuInstancePossiblePlacements_v2", device, |_, gpu| {
         let known = profile(gpu, id)?;
         let there = c_uint::try_from(known.starts.len()).unwrap_or(0);
         if count.is_null() {
@@ -198,7 +210,7 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuInstances(
     instances: *mut usize,
     count: *mut c_uint,
 ) -> c_uint {
-    answer_mig("nvmlDeviceGetGpuInstances", device, |scenario, gpu| {
+    answer_config("nvmlDeviceGetGpuInstances", device, |scenario, gpu| {
         if gpu.mig.is_none() {
             return Err(NOT_SUPPORTED); // profiles and placements are listed outside MIG mode, too
         }
@@ -217,7 +229,7 @@ pub unsafe extern "C" fn nvmlDeviceCreateGpuInstanceWithPlacement(
     placement: *const Placement,
     instance: *mut usize,
 ) -> c_uint {
-    answer_mig("nvmlDeviceCreateGpuInstanceWithPlacement", device, |scenario, gpu| {
+    answer_config("nvmlDeviceCreateGpuInstanceWithPlacement", device, |scenario, gpu| {
         if placement.is_null() || instance.is_null() {
             return Err(INVALID_ARGUMENT);
         }
@@ -232,7 +244,7 @@ pub unsafe extern "C" fn nvmlDeviceCreateGpuInstanceWithPlacement(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlGpuInstanceDestroy(instance: usize) -> c_uint {
-    answer_mig("nvmlGpuInstanceDestroy", instance, |scenario, gpu| {
+    answer_config("nvmlGpuInstanceDestroy", instance, |scenario, gpu| {
         let number = number_of(instance)?;
         change(scenario, |made| made.destroy(gpu, number))
     })
@@ -269,7 +281,7 @@ pub unsafe extern "C" fn nvmlGpuInstanceCreateComputeInstance(
     number: c_uint,
     compute: *mut usize,
 ) -> c_uint {
-    answer_mig("nvmlGpuInstanceCreateComputeInstance", instance, |scenario, gpu| {
+    answer_config("nvmlGpuInstanceCreateComputeInstance", instance, |scenario, gpu| {
         let (_, profile) = instance_of(scenario, gpu, instance)?;
         let slices = slices_of(profile, number)?;
         let id = number_of(instance)?;
@@ -285,7 +297,7 @@ pub unsafe extern "C" fn nvmlGpuInstanceGetComputeInstances(
     computes: *mut usize,
     count: *mut c_uint,
 ) -> c_uint {
-    answer_mig("nvmlGpuInstanceGetComputeInstances", instance, |scenario, gpu| {
+    answer_config("nvmlGpuInstanceGetComputeInstances", instance, |scenario, gpu| {
         let (there, profile) = instance_of(scenario, gpu, instance)?;
         let slices = slices_of(profile, number)?;
         let of_it = there.computes.iter().filter(|it| it.slices == slices);
@@ -297,7 +309,7 @@ pub unsafe extern "C" fn nvmlGpuInstanceGetComputeInstances(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlComputeInstanceDestroy(compute: usize) -> c_uint {
-    answer_mig("nvmlComputeInstanceDestroy", compute, |scenario, gpu| {
+    answer_config("nvmlComputeInstanceDestroy", compute, |scenario, gpu| {
         let number = number_of(compute)?;
         let id = (compute >> COMPUTE).checked_sub(1).ok_or(INVALID_ARGUMENT)?;
         let id = c_uint::try_from(id).map_err(|_| INVALID_ARGUMENT)?;

@@ -3,7 +3,7 @@
 use std::ffi::c_uint;
 
 use super::{INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED};
-use super::{answer_for, answer_in, instance_handle, making, put};
+use super::{answer_for, answer_in, instance_handle, making, put, rights};
 
 /// A GPU may have as many instances as this.
 const MAX_INSTANCES: c_uint = 7;
@@ -44,7 +44,8 @@ pub unsafe extern "C" fn nvmlDeviceGetMigMode(
 ) -> c_uint {
     answer_for("nvmlDeviceGetMigMode", device, |gpu| {
         let mode = c_uint::from(gpu.mig.is_some());
-        unsafe { put(current, mode).and_then(|()| put(pending, mode)) }
+        let next = gpu.mig_pending.map_or(mode, c_uint::from);
+        unsafe { put(current, mode).and_then(|()| put(pending, next)) }
     })
 }
 
@@ -98,6 +99,7 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuInstanceById(
 ) -> c_uint {
     answer_in("nvmlDeviceGetGpuInstanceById", device, |scenario, gpu| {
         let mig = gpu.mig.as_ref().ok_or(NOT_SUPPORTED)?;
+        rights::may_configure(gpu)?;
         if gpu.mig_model.is_some() {
             let handle = making::instance_by_id(scenario, gpu, (device, id))?;
             return unsafe { put(instance, handle) };

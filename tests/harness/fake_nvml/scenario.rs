@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use serde::Deserialize;
 
-use super::instances;
+use super::{instances, kernel, rights};
 
 /// A node as NVML would report it.
 #[derive(Default, Deserialize)]
@@ -36,6 +36,11 @@ pub(crate) struct Scenario {
     /// Whether each call is written to the file `journal` beside the scenario.
     #[serde(default)]
     pub journal: bool,
+    /// Whether callers lack the rights to monitor and to configure MIG; see `rights`.
+    #[serde(default)]
+    pub unprivileged: bool,
+    /// The folder in which the kernel's files about MIG are shown; see `kernel`.
+    pub proc_root: Option<PathBuf>,
     /// Number of the boot; MIG instances that were made are gone after another one.
     #[serde(default)]
     pub boot: u64,
@@ -76,7 +81,7 @@ impl Scenario {
 }
 
 /// One GPU or MIG instance.
-#[derive(Default, Deserialize)]
+#[derive(Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Gpu {
     pub uuid: String,
@@ -123,6 +128,9 @@ pub(crate) struct Gpu {
     pub mig_count: Option<c_uint>,
     /// Of a MIG instance: id of its GPU instance, start and size on the axis.
     pub slot: Option<(c_uint, c_uint, c_uint)>,
+    /// Of a MIG instance: the number of its compute instance.
+    #[serde(default)]
+    pub compute: c_uint,
     /// Of a MIG instance: its streaming multiprocessors.
     pub sms: Option<c_uint>,
     /// The model of `profiles.json` whose instances can be made, when `mig` is an empty list.
@@ -133,6 +141,19 @@ pub(crate) struct Gpu {
     /// Processes on instances that were made, by the start of the instance.
     #[serde(default)]
     pub mig_processes: BTreeMap<c_uint, Vec<Process>>,
+    /// Starts of the instances that a monitor holds open: they cannot be removed, and no list has its process.
+    #[serde(default)]
+    pub monitored: Vec<c_uint>,
+    /// How long a switch of its MIG mode takes that began when the scenario was written; see `busy`.
+    #[serde(default)]
+    pub switch_ms: u64,
+    /// The MIG mode after the next reset, if it is another one.
+    pub mig_pending: Option<bool>,
+    /// Whether the caller lacks rights, and whether it has GPU instances, seen or not.
+    #[serde(skip)]
+    pub is_refused: bool,
+    #[serde(skip)]
+    pub is_divided: bool,
 }
 
 /// One process on a device.
@@ -258,9 +279,12 @@ pub(crate) fn current() -> Option<Arc<Scenario>> {
             Err(error) => write_line(&format!("no scenario: {error}")),
             Ok(scenario) => {
                 only_accessible(path, scenario);
-                if let Some(made) = instances::read(scenario) {
-                    instances::add_devices(scenario, &made);
+                let made = instances::read(scenario);
+                if let Some(made) = &made {
+                    instances::add_devices(scenario, made);
                 }
+                kernel::show(scenario, made.as_ref());
+                rights::apply(scenario, made.as_ref());
             }
         }
         *stage = Stage { stamp: Some(stamp), scenario: scenario.ok().map(Arc::new) };

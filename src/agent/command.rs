@@ -22,7 +22,7 @@ use crate::node::run::{AgentError, run_node};
 use crate::nvml::maker::MigMaker;
 use crate::nvml::probe::NvmlProbe;
 use crate::processes::pods::PodsByProcess;
-use crate::upkeep::condition::Upkeep;
+use crate::upkeep::condition::{CAPABILITIES, Upkeep};
 use crate::upkeep::renewal::MADE_AGAIN;
 use runtime::certificates::{
     CertificateFiles, Certificates, READ_EVERY, REPLICA_NAME, ServerProof,
@@ -62,6 +62,11 @@ pub struct AgentArgs {
     /// Mount point of the host's process table.
     #[arg(long, value_name = "PATH", default_value = "/proc")]
     pub proc_root: PathBuf,
+
+    /// The host's `/proc/driver`, for the kernel's list of MIG instances, where the container has another one; by default
+    /// the folder `driver` of the process table.
+    #[arg(long, value_name = "PATH")]
+    pub proc_driver: Option<PathBuf>,
 
     /// Socket of kubelet's `PodResources` service, which reports the devices of kubelet.
     #[arg(long, value_name = "PATH", default_value = SOCKET)]
@@ -155,6 +160,14 @@ pub enum LimitsChoice {
 }
 
 impl AgentArgs {
+    /// The kernel's list of MIG instances.
+    fn capabilities(&self) -> PathBuf {
+        match &self.proc_driver {
+            Some(driver) => driver.join("nvidia/capabilities"),
+            None => self.proc_root.join(CAPABILITIES),
+        }
+    }
+
     /// What all its loops share. It needs a runtime: it follows the file of the CA from now on.
     ///
     /// # Errors
@@ -281,10 +294,14 @@ async fn run_until_signal(args: AgentArgs, node: &str, clock: Clock) -> anyhow::
     let daemons = args.mps.daemons(&args.proc_root, clock, &gate);
     let upkeep = config.upkeep;
     let (proc_root, managed) = (Some(args.proc_root.clone()), daemons.clone());
-    config.upkeep = Upkeep { proc_root, was_loaded, daemons: managed, ..upkeep };
+    let capabilities = args.capabilities();
+    let listed = Some(capabilities.clone());
+    config.upkeep =
+        Upkeep { proc_root, capabilities: listed, was_loaded, daemons: managed, ..upkeep };
     let pods = PodsByProcess::new(args.proc_root);
     let ignored = args.ignore_xids.iter().copied().map(u64::from).collect();
     let probe = NvmlProbe::new(args.nvml_library.clone(), pods).ignoring(ignored);
+    let probe = probe.with_capabilities(capabilities);
     let mut probe = probe.with_gate(gate.clone()).with_clearing(clearing);
     let kubelet = KubeletDevices::new(args.kubelet_socket);
     kubelet.refresh().await; // before any pod can be placed there

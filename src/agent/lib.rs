@@ -34,6 +34,7 @@ pub mod mig {
     pub mod attempts;
     pub mod made;
     pub mod on_demand;
+    pub(crate) mod capabilities;
 }
 
 /// What kubelet's probes see, and when the agent ends so that its container is made again.

@@ -122,6 +122,8 @@ mod agent {
         mod ends;
         /// Slow and large nodes.
         mod slow;
+        /// An agent without rights on GPUs in MIG mode.
+        mod rights;
         /// It closes NVIDIA's library while the driver is replaced.
         mod driver_work;
     }

@@ -163,7 +163,7 @@ pub enum ProbeError {
         /// The error of the library.
         cause: String,
     },
-    /// The library is still being opened, within its time.
+    /// The library is still being opened, or waits for a change of a MIG instance, within its time.
     #[error("NVIDIA's library is being opened")]
     Opening,
     /// A call has not returned.

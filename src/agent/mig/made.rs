@@ -160,6 +160,14 @@ impl MadeInstances {
         Ok(adopted)
     }
 
+    /// UUIDs of the GPUs that these orders, and what is not done yet, are about.
+    pub fn concerned(&self, orders: &MigOrders) -> BTreeSet<String> {
+        let made = orders.make.iter().map(|place| &place.gpu);
+        let removed = orders.remove.iter().filter_map(|uuid| self.content.made.get(uuid));
+        let unfinished = self.content.unfinished.iter().map(|work| &work.gpu);
+        made.chain(removed).chain(unfinished).cloned().collect()
+    }
+
     /// The orders of which none is about an instance that was not made here.
     pub fn own(&self, orders: &MigOrders) -> MigOrders {
         let own = orders.remove.iter().filter(|uuid| self.content.made.contains_key(*uuid));

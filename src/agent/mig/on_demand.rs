@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
@@ -12,11 +13,24 @@ use wire::report::bodies::{DeviceReport, MigFailure, MigOrders, MigPromises};
 use wire::report::report_limits::MAX_MIG_PROMISES;
 use wire::units::Timestamp;
 
+/// How long a change of an instance may take before the driver counts as hanging. Most take less than a second, a few take 20 s.
+const CHANGES_WITHIN: Duration = Duration::from_secs(60);
+
 /// MIG on demand on this node; a handle, cheap to copy. Its locks are short: no call of the driver
 /// is made under one, and none is held across an await.
 #[derive(Clone, Debug)]
 pub struct MigOnDemand {
     shared: Arc<SharedMig>,
+}
+
+/// A change of an instance that is under way.
+#[derive(Debug)]
+pub(crate) struct ChangeUnderWay(MigOnDemand);
+
+impl Drop for ChangeUnderWay {
+    fn drop(&mut self) {
+        *self.0.shared.changing.lock() = None;
+    }
 }
 
 #[derive(Debug)]
@@ -27,6 +41,8 @@ struct SharedMig {
     made: Mutex<MadeInstances>,
     /// Orders that could not be carried out.
     failures: Mutex<Vec<MigFailure>>,
+    /// When the change of an instance began that is under way.
+    changing: Mutex<Option<Timestamp>>,
     /// Notified when other orders stand.
     ordered: Notify,
     /// Notified when instances or failures have changed.
@@ -46,6 +62,7 @@ impl MigOnDemand {
                 promises: Mutex::default(),
                 made,
                 failures: Mutex::default(),
+                changing: Mutex::default(),
                 ordered: Notify::new(),
                 changed: Notify::new(),
             }),
@@ -93,6 +110,18 @@ impl MigOnDemand {
     /// Waits until other orders stand.
     pub(crate) async fn ordered(&self) {
         self.shared.ordered.notified().await;
+    }
+
+    /// Notes that a change of an instance begins. It is under way until what this gives is dropped.
+    pub(crate) fn begin_change(&self, now: Timestamp) -> ChangeUnderWay {
+        *self.shared.changing.lock() = Some(now);
+        ChangeUnderWay(self.clone())
+    }
+
+    /// Whether a change of an instance is under way that began less than [`CHANGES_WITHIN`] ago. Calls for the GPU may
+    /// wait for it.
+    pub(crate) fn is_changing(&self, now: Timestamp) -> bool {
+        self.shared.changing.lock().is_some_and(|began| now.since(began) < CHANGES_WITHIN)
     }
 
     /// Notes that instances have changed, so that the devices are read again at once.

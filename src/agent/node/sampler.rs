@@ -3,8 +3,8 @@
 //! If the driver is away, reports go on: once the devices are known, they report that all
 //! are unhealthy. It then places no pod there, and keeps what is allocated. A call that does not
 //! return is waited for beside the loop, and not repeated meanwhile. While the library is being
-//! opened, the last sample is repeated: that is slow on large nodes, and no fault. The loop ends if
-//! only a new container helps.
+//! opened, or a MIG instance is being made or removed, the last sample is repeated: that is slow, and no fault. The
+//! loop ends if only a new container helps.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::gpu::sample::{Probe, ProbeError, ProcessSampling, Sample, is_draining};
+use crate::mig::on_demand::MigOnDemand;
 use crate::node::cadence::{Cadence, PROBE_RETRY};
 use crate::node::config::{AgentConfig, AgentNode};
 use crate::node::metrics::AgentMetrics;
@@ -25,7 +26,7 @@ use wire::report::bodies::{Allocation, DeviceUse};
 use wire::units::Timestamp;
 
 /// How long a read of the open library may take before its devices count as unknown, and how often the last sample is
-/// repeated while the library opens: shorter than the time after which an extender calls a node silent.
+/// repeated while the library opens, or a MIG instance is made or removed: shorter than the time after which an extender calls a node silent.
 const HANGS_AFTER: Duration = Duration::from_secs(5);
 
 /// How long the library may take to open, with the first look at all devices: 10 to 30 s on large nodes whose driver
@@ -62,6 +63,8 @@ struct Reader<P> {
     probe: Arc<Mutex<P>>,
     /// A read that has taken too long and still runs.
     overdue: Option<Running>,
+    /// The changes of MIG instances for which a read may wait.
+    mig: Option<MigOnDemand>,
 }
 
 /// A read in progress.
@@ -69,6 +72,7 @@ struct Running {
     read: JoinHandle<Result<Sample, ProbeError>>,
     /// How long it may take.
     within: Duration,
+    /// When it began, or was last seen to wait for a change.
     began: Timestamp,
 }
 
@@ -92,15 +96,17 @@ impl<P: Probe + 'static> Sampler<P> {
         samples: watch::Sender<Option<Arc<Sample>>>,
     ) -> Self {
         let may_block = probe.may_block();
+        let mig = node.mig.clone();
+        let upkeep = config.upkeep.clone();
         Self {
             node,
-            reader: Reader { may_block, probe: Arc::new(Mutex::new(probe)), overdue: None },
+            reader: Reader { may_block, probe: Arc::new(Mutex::new(probe)), overdue: None, mig },
             cadence: Cadence::new(config.period),
             clock: config.clock,
             samples,
             metrics: config.metrics.clone(),
-            upkeep: config.upkeep.clone(),
-            renewals: Renewals::since(config.upkeep.was_loaded),
+            renewals: Renewals::since(upkeep.was_loaded, upkeep.listed_instances()),
+            upkeep,
             is_outdated: false,
             logged: LoggedState::default(),
         }
@@ -116,7 +122,7 @@ impl<P: Probe + 'static> Sampler<P> {
             let sample = self.sample(&allocations).await;
             self.log_changes(&sample);
             let failure = sample.as_ref().err().cloned();
-            if let Some(renewal) = self.settle(failure.as_ref()).await {
+            if let Some(renewal) = self.settle(&sample).await {
                 return renewal;
             }
             self.refuse_orders(failure.as_ref());
@@ -204,12 +210,17 @@ impl<P: Probe + 'static> Sampler<P> {
     }
 
     /// Learns how a read ended. Returns why the container has to be made again, once nothing is in the way.
-    async fn settle(&mut self, failure: Option<&ProbeError>) -> Option<Renewal> {
+    async fn settle(&mut self, sample: &Result<Sample, ProbeError>) -> Option<Renewal> {
+        let failure = sample.as_ref().err();
         if failure == Some(&ProbeError::Opening) {
             return None;
         }
         self.cadence.learn_failure(failure);
-        let found = self.renewals.settle(failure, self.upkeep.refused_for, self.clock.now());
+        let now = self.clock.now();
+        let found = self.renewals.settle(failure, self.upkeep.refused_for, now);
+        let is_hiding = sample.as_ref().is_ok_and(hides_instances);
+        let listed = is_hiding.then(|| self.upkeep.listed_instances()).flatten();
+        let found = self.renewals.learn_hidden(listed, now).or(found);
         let is_held = found.is_some() && self.upkeep.has_clients().await;
         if let Some(metrics) = &self.metrics {
             metrics.show_outdated(&self.node.name, is_held);
@@ -333,8 +344,11 @@ impl<P: Probe + 'static> Reader<P> {
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) => Err(ProbeError::Interrupted { cause: error.to_string() }),
             Err(_) => {
-                let within = running.within;
-                let is_late = clock.now().since(running.began) >= within;
+                let (within, now) = (running.within, clock.now());
+                if self.mig.as_ref().is_some_and(|mig| mig.is_changing(now)) {
+                    running.began = now;
+                }
+                let is_late = now.since(running.began) >= within;
                 self.overdue = Some(running);
                 match is_late {
                     true => Err(ProbeError::Hangs { seconds: within.as_secs() }),
@@ -343,6 +357,11 @@ impl<P: Probe + 'static> Reader<P> {
             }
         }
     }
+}
+
+/// Whether GPUs of a sample have MIG instances that the driver hides from this process.
+fn hides_instances(sample: &Sample) -> bool {
+    sample.uses.iter().any(|device| device.fault == Some(DeviceFault::InstancesHidden))
 }
 
 /// An unhealthy device and its fault.

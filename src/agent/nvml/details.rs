@@ -11,10 +11,11 @@ use nvml_wrapper_sys::bindings::NVML_AFFINITY_SCOPE_NODE;
 
 use crate::nvml::cgroup_limits::MemoryLimits;
 use crate::nvml::raw;
+use crate::nvml::raw_mig::ProfileInfo;
 use crate::nvml::trouble::{Trouble, unless_lost};
 use crate::processes::pods::{CGROUP_ROOT, read_lossily};
 use wire::api::condition::AddressingMode;
-use wire::api::state::{MigPlacement, Neighbor};
+use wire::api::state::{DeviceKind, MigPlacement, Neighbor};
 use wire::report::bodies::{DeviceReport, DriverReport, ProcessUse};
 
 /// Most NVLinks of a GPU that are read; NVIDIA's own constant says 18.
@@ -38,7 +39,7 @@ pub(crate) struct Details {
     /// Active NVLinks that lead to a switch.
     switch_links: u32,
     /// Number of its device node.
-    minor: Option<u32>,
+    pub(crate) minor: Option<u32>,
     /// NUMA node of the host that it is attached to.
     numa_node: Option<u32>,
     /// The id of its GPU instance; only of a MIG instance.
@@ -47,8 +48,8 @@ pub(crate) struct Details {
     slot: Option<MigPlacement>,
     /// Its streaming multiprocessors; only of a MIG instance.
     sm_count: Option<u32>,
-    /// The multiprocessors that its instances share; only of a GPU in MIG mode.
-    pub(crate) multiprocessors: Option<u32>,
+    /// The largest instance that it can have; only of a GPU in MIG mode.
+    pub(crate) largest: Option<ProfileInfo>,
     /// How it addresses the memory of its host.
     addressing_mode: Option<AddressingMode>,
     /// What processes used at the last list; only where that is not what the driver says is in use.
@@ -155,7 +156,11 @@ impl Details {
         report.sm_count = self.sm_count;
         report.can_limit_memory = self.can_limit_memory == Some(true);
         report.addressing_mode = self.addressing_mode;
-        report.multiprocessors = self.multiprocessors;
+        report.multiprocessors = self.largest.as_ref().map(|whole| whole.multiprocessors);
+        if report.kind == DeviceKind::MigParent && report.memory_mib == 0 {
+            // It does not let this process read its own.
+            report.memory_mib = self.largest.as_ref().map_or(0, |whole| whole.memory_mib);
+        }
     }
 
     /// Active NVLinks from here to `other`, directly or through switches. All switches of a node

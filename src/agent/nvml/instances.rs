@@ -24,22 +24,29 @@ const INSUFFICIENT_RESOURCES: u32 = 23;
 /// Most MIG devices of one GPU that are looked at.
 const DEVICES_MAX: u32 = 32;
 
-/// What can be made on a GPU in MIG mode; nothing if the driver does not let this process.
+/// What can be made on a GPU in MIG mode; nothing if the driver does not let this process. `None` if the driver does not
+/// list it yet.
 ///
 /// # Errors
 /// The driver's error, other than that it lacks these calls or does not let this process make them.
-pub(crate) fn profiles(nvml: &Nvml, gpu: &Device<'_>) -> Result<Vec<NumberedProfile>, NvmlError> {
-    unless_refused(makeable(nvml, gpu))
+pub(crate) fn profiles(
+    nvml: &Nvml,
+    gpu: &Device<'_>,
+) -> Result<Option<Vec<NumberedProfile>>, NvmlError> {
+    match makeable(nvml, gpu) {
+        Err(NvmlError::NotSupported) => Ok(None),
+        answer => unless_refused(answer).map(Some),
+    }
 }
 
-/// The multiprocessors that the instances of a GPU share: those of its largest profile. `None` if the driver does
-/// not list its profiles.
+/// The largest profile of a GPU, with all that its instances share. `None` if the driver does not list its profiles.
 ///
 /// # Errors
 /// As for [`profiles`].
-pub(crate) fn multiprocessors(nvml: &Nvml, gpu: &Device<'_>) -> Result<Option<u32>, NvmlError> {
+pub(crate) fn largest(nvml: &Nvml, gpu: &Device<'_>) -> Result<Option<ProfileInfo>, NvmlError> {
     let infos = unless_refused(infos(nvml, gpu))?;
-    Ok(infos.iter().map(|info| info.multiprocessors).max().filter(|count| *count > 0))
+    let largest = infos.into_iter().max_by_key(|info| (info.multiprocessors, info.memory_mib));
+    Ok(largest.filter(|info| info.multiprocessors > 0))
 }
 
 /// A list; an empty one if the driver lacks it or does not give it to this process.
@@ -140,12 +147,21 @@ impl<'a> Round<'a> {
     }
 }
 
-/// The instances of all GPUs that answer.
+/// Which GPUs to look at. To look a MIG device up takes long on large nodes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Looked<'a> {
+    AtAll,
+    /// At those with these UUIDs.
+    At(&'a BTreeSet<String>),
+}
+
+/// The instances of the GPUs that are looked at and answer.
 ///
 /// # Errors
 /// [`ProbeError`] if no GPU can be read.
 pub(crate) fn layouts(
     round: &mut Round<'_>,
+    looked: Looked<'_>,
     known: &mut KnownProfiles,
 ) -> Result<Layouts, ProbeError> {
     let nvml = round.nvml;
@@ -158,6 +174,11 @@ pub(crate) fn layouts(
         // One without a name has no order: that says that it does not answer.
         let Ok((uuid, gpu)) = named else { continue };
         round.handles.name(index, &uuid);
+        if let Looked::At(gpus) = looked
+            && !gpus.contains(&uuid)
+        {
+            continue;
+        }
         match layout(nvml, &gpu, &uuid, known) {
             Ok(layout) => layouts.gpus.push(layout),
             Err(error) => {

@@ -17,7 +17,7 @@ use crate::mig::on_demand::MigOnDemand;
 use crate::mig::plan;
 use crate::mig::plan::{GpuLayout, Layouts, MigOrder, MigPlan, MigStep, Unfinished};
 use crate::nvml::instances;
-use crate::nvml::instances::{KnownProfiles, Round};
+use crate::nvml::instances::{KnownProfiles, Looked, Round};
 use crate::nvml::library::{LIBRARY, open};
 use runtime::clock::Clock;
 use wire::report::bodies::MigOrders;
@@ -172,7 +172,8 @@ impl MigMaker {
         let of_kubelet = self.of_kubelet.borrow().clone();
         let of_kubelet = of_kubelet.ok_or("kubelet has not said yet which devices it hands out")?;
         let nvml = open(&self.library).map_err(|error| error.to_string())?;
-        let layouts = instances::layouts(&mut Round::new(&nvml), &mut self.profiles);
+        let all = Looked::AtAll;
+        let layouts = instances::layouts(&mut Round::new(&nvml), all, &mut self.profiles);
         let mut layouts = layouts.map_err(|error| error.to_string())?;
         if let Some(rest) = rest {
             layouts.gpus.retain(|gpu| rest.contains(&gpu.uuid));
@@ -201,8 +202,10 @@ impl MigMaker {
         let nvml = open(&self.library)?;
         let mut round = Round::new(&nvml);
         let mut open_orders = BTreeSet::new();
+        let concerned = self.on_demand.made().concerned(orders);
         for plan in [plan::removals as Planner, plan::makes] {
-            let layouts = instances::layouts(&mut round, &mut self.profiles)?;
+            let looked = Looked::At(&concerned);
+            let layouts = instances::layouts(&mut round, looked, &mut self.profiles)?;
             let unfinished = self.look(&layouts.gpus);
             let own = self.on_demand.made().own(orders);
             let mut plan = plan(&own, &layouts, &unfinished);
@@ -244,8 +247,10 @@ impl MigMaker {
         begun.map_err(|error| {
             format!("the list of instances made here cannot be written (`--mig-folder`): {error}")
         })?;
+        let under_way = self.on_demand.begin_change(self.clock.now());
         let began = self.clock.precise();
         let outcome = instances::carry_out(round, step);
+        drop(under_way);
         let took = self.clock.precise().saturating_sub(began);
         let (gpu, profile, start) =
             (&step.begun.gpu, &step.order.place.profile, step.begun.slot.start);

@@ -31,7 +31,7 @@ use crate::processes::draining::Draining;
 use crate::processes::driver_mounts::DriverMounts;
 use crate::processes::pods::PodsByProcess;
 use crate::processes::watched::Watched;
-use crate::upkeep::condition::is_module_loaded;
+use crate::upkeep::condition::{CAPABILITIES, is_module_loaded};
 use wire::api::condition::{ClearResult, DeviceFault};
 use wire::api::state::DeviceKind;
 use wire::ids::{MAX_DEVICES_PER_NODE, PodUid};
@@ -79,6 +79,8 @@ pub struct NvmlProbe {
     watched: Watched,
     /// Which containers of pods that hold devices have the driver.
     driver_mounts: DriverMounts,
+    /// The kernel's list of MIG instances.
+    capabilities: PathBuf,
 }
 
 /// The open library, and the state that is valid as long as it is open.
@@ -100,6 +102,8 @@ struct Opened {
     utilization_seen: BTreeMap<String, Utilization>,
     /// What can be made on each GPU in MIG mode, by UUID.
     mig_profiles: BTreeMap<String, Vec<MigProfileReport>>,
+    /// UUIDs of the GPUs that have MIG instances which the library hides.
+    hiding: BTreeSet<String>,
 }
 
 impl NvmlProbe {
@@ -108,6 +112,7 @@ impl NvmlProbe {
         let library = library.unwrap_or_else(|| PathBuf::from(LIBRARY));
         let (known, health) = (BTreeMap::new(), BTreeMap::new());
         let (draining, watched) = (Draining::default(), Watched::default());
+        let capabilities = pods.root.join(CAPABILITIES);
         Self {
             library,
             pods,
@@ -124,7 +129,14 @@ impl NvmlProbe {
             draining,
             watched,
             driver_mounts: DriverMounts::default(),
+            capabilities,
         }
+    }
+
+    /// The same probe, which reads the kernel's list of MIG instances in this folder.
+    #[must_use]
+    pub fn with_capabilities(self, capabilities: PathBuf) -> Self {
+        Self { capabilities, ..self }
     }
 
     /// The same probe, which also reads the limits of MPS clients.
@@ -226,6 +238,7 @@ impl NvmlProbe {
             limits,
             utilization_seen: BTreeMap::new(),
             mig_profiles: BTreeMap::new(),
+            hiding: BTreeSet::new(),
         })
     }
 
@@ -255,6 +268,8 @@ impl NvmlProbe {
             utilization_seen: &mut open.utilization_seen,
             mps: self.mps.as_ref(),
             mig_profiles: self.on_demand.as_ref().map(|_| &mut open.mig_profiles),
+            capabilities: &self.capabilities,
+            hiding: &mut open.hiding,
             now,
             processes,
         };
@@ -294,6 +309,7 @@ impl NvmlProbe {
         open.details.retain(|uuid, _| there.contains(uuid));
         open.utilization_seen.retain(|uuid, _| there.contains(uuid));
         open.mig_profiles.retain(|uuid, _| there.contains(uuid));
+        open.hiding.retain(|uuid| there.contains(uuid));
         self.health.retain(|uuid, _| there.contains(uuid));
         seen.iter_mut().for_each(|device| self.judge(device, &open.details));
         self.known =
@@ -329,7 +345,9 @@ impl NvmlProbe {
             let own = health.fault(instance);
             usage.fault = match usage.fault {
                 // A size that the operator gives ends this one, and must not end another with it.
-                Some(DeviceFault::NoMemory | DeviceFault::UnknownUse) => own.or(usage.fault),
+                Some(
+                    DeviceFault::NoMemory | DeviceFault::UnknownUse | DeviceFault::InstancesHidden,
+                ) => own.or(usage.fault),
                 fault => fault.or(own),
             };
             usage.last_xid = health.last_xid();

@@ -1,6 +1,7 @@
 //! One walk over all devices of the open library.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::error::NvmlError;
@@ -11,6 +12,7 @@ use nvml_wrapper::{Device, Nvml};
 
 use crate::gpu::health::{GpuHealth, RecoveryAction};
 use crate::gpu::sample::{ProbeError, ProcessSampling};
+use crate::mig::capabilities;
 use crate::mps::daemons::MpsDaemons;
 use crate::nvml::cgroup_limits::{Listed, MemoryLimits};
 use crate::nvml::details::{Details, ListedUse};
@@ -80,8 +82,21 @@ pub(crate) struct Sweeper<'a> {
     pub(crate) mps: Option<&'a MpsDaemons>,
     /// What can be made on each GPU in MIG mode, by UUID; none if the agent makes nothing.
     pub(crate) mig_profiles: Option<&'a mut BTreeMap<String, Vec<MigProfileReport>>>,
+    /// The kernel's list of MIG instances.
+    pub(crate) capabilities: &'a Path,
+    /// UUIDs of the GPUs that have instances which the library hides, as of the last look at all of their places.
+    pub(crate) hiding: &'a mut BTreeSet<String>,
     pub(crate) now: Timestamp,
     pub(crate) processes: ProcessSampling,
+}
+
+/// What a device says of its memory.
+enum Memory {
+    Read(MemoryInfo),
+    /// It has none of its own.
+    Absent,
+    /// The driver does not let this process read it.
+    Refused,
 }
 
 /// What a kept handle was good for.
@@ -161,27 +176,43 @@ impl<'a> Sweeper<'a> {
         if !self.details.contains_key(&uuid) {
             let mut details = Details::of_gpu(self.nvml, gpu, self.limits)?;
             if in_mig_mode {
-                let shared = unless_lost(instances::multiprocessors(self.nvml, gpu))?;
-                details.multiprocessors = shared.flatten();
+                details.largest = unless_lost(instances::largest(self.nvml, gpu))?.flatten();
             }
             self.details.insert(uuid.clone(), details);
         } else if let Some(details) = self.details.get_mut(&uuid)
             && self.processes == ProcessSampling::List
         {
             details.learn_limits(gpu, self.limits);
+            if in_mig_mode && details.largest.is_none() {
+                details.largest = unless_lost(instances::largest(self.nvml, gpu))?.flatten();
+            }
         }
         let mig_profiles = self.makeable(gpu, &uuid, kind)?;
         let report = DeviceReport::new(uuid.clone(), index, model, kind);
         self.push(gpu, DeviceReport { mig_profiles, ..report }, sweep)?;
         if in_mig_mode {
-            self.instances(&Parent { gpu, position, uuid: &uuid, index }, sweep)?;
+            let parent = Parent { gpu, position, uuid: &uuid, index };
+            let at = sweep.seen.len() - 1;
+            self.instances(&parent, sweep)?;
+            let (before, its_own) = sweep.seen.split_at_mut(at + 1);
+            let shared = its_own.iter().map(|instance| instance.report.memory_mib).sum();
+            let SeenDevice { report, usage } = &mut before[at];
+            if usage.used_mib.is_none() {
+                // Where its size is not known, it is no less than theirs: an extender would refuse the report.
+                report.memory_mib = report.memory_mib.max(shared);
+            }
+            if self.hiding.contains(&uuid) {
+                usage.fault = Some(DeviceFault::InstancesHidden);
+            }
         } else {
+            self.hiding.remove(&uuid);
             self.handles.note_whole(position);
         }
         Ok(())
     }
 
-    /// What this agent can make on a GPU; read once while the GPU is in MIG mode.
+    /// What this agent can make on a GPU; read once while the GPU is in MIG mode. What is not supported is not listed
+    /// yet, as before a switch of the mode is done: it is read again.
     fn makeable(
         &mut self,
         gpu: &Device<'_>,
@@ -196,7 +227,7 @@ impl<'a> Sweeper<'a> {
         if let Some(profiles) = known.get(uuid) {
             return Ok(profiles.clone());
         }
-        let found = unless_lost(instances::profiles(self.nvml, gpu))?;
+        let found = unless_lost(instances::profiles(self.nvml, gpu))?.flatten();
         let Some(found) = found else { return Ok(Vec::new()) };
         let profiles: Vec<MigProfileReport> =
             found.into_iter().map(|profile| profile.report).collect();
@@ -252,6 +283,9 @@ impl<'a> Sweeper<'a> {
     fn instances(&mut self, parent: &Parent<'_>, sweep: &mut Sweep) -> Result<(), Trouble> {
         // The highest possible number, not the current one: gaps answer "not found".
         let most = required(parent.gpu.mig_device_count())?;
+        let minor = self.details.get(parent.uuid).and_then(|details| details.minor);
+        let listed = minor.and_then(|minor| capabilities::of_gpu(self.capabilities, minor));
+        let failures = sweep.failures.len();
         let mut looks = self.may_have_new || !self.handles.is_walked(parent.position);
         let mut unread = Vec::new();
         for device in 0..most.min(INSTANCES_MAX) {
@@ -266,7 +300,35 @@ impl<'a> Sweeper<'a> {
             self.look_up(at, parent, sweep)?;
         }
         self.handles.walked(parent.position, most.min(INSTANCES_MAX));
+        if looks && sweep.failures.len() == failures {
+            self.learn_hidden(parent, minor.zip(listed), sweep);
+        }
         Ok(())
+    }
+
+    /// Compares the kernel's list from before a look at all places of a GPU with what was found. An instance that was
+    /// removed meanwhile is not hidden.
+    fn learn_hidden(
+        &mut self,
+        parent: &Parent<'_>,
+        listed: Option<(u32, BTreeSet<u32>)>,
+        sweep: &Sweep,
+    ) {
+        let its_own =
+            sweep.seen.iter().filter(|it| it.report.parent.as_deref() == Some(parent.uuid));
+        let numbers = its_own.map(|it| self.details.get(&it.report.uuid)?.instance);
+        // One without a number may be any of them.
+        let Some(found) = numbers.collect::<Option<BTreeSet<u32>>>() else { return };
+        let is_hiding = listed.is_some_and(|(minor, before)| {
+            before.difference(&found).next().is_some()
+                && capabilities::of_gpu(self.capabilities, minor).is_some_and(|now| {
+                    before.intersection(&now).any(|instance| !found.contains(instance))
+                })
+        });
+        match is_hiding {
+            true => self.hiding.insert(parent.uuid.to_owned()),
+            false => self.hiding.remove(parent.uuid),
+        };
     }
 
     /// Reads a MIG instance by the handle that was kept of it. The handle is forgotten if it has ended with its
@@ -351,10 +413,14 @@ impl<'a> Sweeper<'a> {
     ) -> Result<(), Trouble> {
         let memory = match device.memory_info() {
             // GPUs with unified memory have none of their own: nothing can be shared there.
-            Err(NvmlError::NotSupported) => None,
-            other => Some(required(other)?).filter(|memory| memory.total > 0),
+            Err(NvmlError::NotSupported) => Memory::Absent,
+            Err(NvmlError::NoPermission) => Memory::Refused,
+            other => match required(other)? {
+                memory if memory.total > 0 => Memory::Read(memory),
+                _ => Memory::Absent,
+            },
         };
-        if let Some(memory) = &memory {
+        if let Memory::Read(memory) = &memory {
             report.memory_mib = memory.total / BYTES_PER_MIB;
             report.reserved_mib = memory.reserved.div_ceil(BYTES_PER_MIB);
         } else if let Some(known) = self.known.get(&report.uuid) {
@@ -380,7 +446,7 @@ impl<'a> Sweeper<'a> {
             // In MIG mode the driver has no utilization, and may list MPS clients as their server.
             listed => listed,
         };
-        let (used_mib, fault) = self.use_of(&report, memory.as_ref(), listed.as_ref());
+        let (used_mib, fault) = self.use_of(&report, &memory, listed.as_ref());
         let mps = self.mps.and_then(|daemons| daemons.state(&report.uuid, self.now));
         let (processes, tenants) = match listed {
             None => (None, Vec::new()),
@@ -418,10 +484,16 @@ impl<'a> Sweeper<'a> {
     fn use_of(
         &mut self,
         report: &DeviceReport,
-        memory: Option<&MemoryInfo>,
+        memory: &Memory,
         listed: Option<&Listed>,
     ) -> (Option<u64>, Option<DeviceFault>) {
-        let Some(memory) = memory else { return (None, Some(DeviceFault::NoMemory)) };
+        let memory = match (memory, report.kind) {
+            (Memory::Read(memory), _) => memory,
+            (Memory::Absent, _) => return (None, Some(DeviceFault::NoMemory)),
+            // From its first instance on it answers those alone that may monitor all of them.
+            (Memory::Refused, DeviceKind::MigParent) => return (None, None),
+            (Memory::Refused, _) => return (None, Some(DeviceFault::NoPermission)),
+        };
         let details = self.details.get_mut(&report.uuid);
         match details.filter(|details| details.is_part_of_the_host()) {
             // A parent has no tenants, and no list.

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use crate::mig::capabilities;
+use crate::mig::capabilities::ListedInstances;
 use crate::mps::daemons::MpsDaemons;
 use crate::processes::pods::read_lossily;
 use crate::upkeep::renewal::{REFUSED_FOR, has_driver};
@@ -13,6 +15,9 @@ use wire::units::Timestamp;
 
 /// How long an accepted report makes the agent ready: six heartbeats.
 pub const READY_FOR: Duration = Duration::from_secs(30);
+
+/// Where the kernel's list of MIG instances is, below the host's `/proc`.
+pub(crate) const CAPABILITIES: &str = "driver/nvidia/capabilities";
 
 /// Most bytes of the list of modules that are read; a node has about 20 KiB.
 const MAX_MODULES_BYTES: u64 = 1 << 20;
@@ -29,6 +34,8 @@ pub(crate) fn is_module_loaded(proc_root: &Path) -> Option<bool> {
 pub struct Upkeep {
     /// Where the host's process table is, with the list of the kernel's modules; none if devices are played.
     pub proc_root: Option<PathBuf>,
+    /// Where the kernel's list of MIG instances is; none if devices are played.
+    pub capabilities: Option<PathBuf>,
     /// Whether NVIDIA's module was loaded when the process began; none if that is not known.
     pub was_loaded: Option<bool>,
     /// The daemons of MPS that end with this process.
@@ -44,6 +51,7 @@ impl Default for Upkeep {
         let accepted = LastAccepted::default();
         Self {
             proc_root: None,
+            capabilities: None,
             was_loaded: None,
             daemons: None,
             refused_for: REFUSED_FOR,
@@ -56,6 +64,11 @@ impl Upkeep {
     /// Whether the kernel has loaded NVIDIA's module; `None` if that cannot be read.
     pub(crate) fn is_module_loaded(&self) -> Option<bool> {
         is_module_loaded(self.proc_root.as_ref()?)
+    }
+
+    /// The MIG instances that the kernel lists; `None` if there is no list.
+    pub(crate) fn listed_instances(&self) -> Option<ListedInstances> {
+        capabilities::all(self.capabilities.as_ref()?)
     }
 
     /// Whether daemons that end with this process have clients, as far as they say.

@@ -2,11 +2,13 @@
 //!
 //! The library and the rights to devices that a container has are those of the time when it was made. One that was
 //! made before the driver was loaded has no library. After a driver was replaced, or the rights were taken away, the
-//! library refuses to start for as long as the container lives. Kubelet makes a container again when its process ends.
+//! library refuses to start for as long as the container lives. A container without the right to monitor MIG sees the
+//! instances that existed when it was made. Kubelet makes a container again when its process ends.
 
 use std::time::Duration;
 
 use crate::gpu::sample::ProbeError;
+use crate::mig::capabilities::ListedInstances;
 use wire::units::Timestamp;
 
 /// The exit code by which the agent has its container made again: "temporary failure" of `sysexits.h`. No other end
@@ -15,6 +17,9 @@ pub const MADE_AGAIN: u8 = 75;
 
 /// How long the library may refuse to start, without another answer in between.
 pub const REFUSED_FOR: Duration = Duration::from_secs(60);
+
+/// How long the kernel's list of MIG instances has to stay the same: a reconfiguration changes it many times.
+const SETTLED_FOR: Duration = Duration::from_secs(5);
 
 /// Why the container has to be made again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,6 +38,12 @@ pub enum Renewal {
         REFUSED_FOR.as_secs()
     )]
     Refused,
+    /// MIG instances were made after the container.
+    #[error(
+        "MIG instances were made after this container, so that it has no right to see them: the agent ends, so that \
+         its container is made again; if that does not help, see `InstancesHidden` in docs/agent.md"
+    )]
+    InstancesHidden,
 }
 
 /// What speaks for another container.
@@ -44,12 +55,35 @@ pub(crate) struct Renewals {
     has_appeared: bool,
     /// Since when the library has answered alone that it refuses to start.
     refused_since: Option<Timestamp>,
+    /// The kernel's list of MIG instances when the process began.
+    first_list: ListedInstances,
+    /// A later one, by which instances are hidden, and since when it is the same.
+    newer_list: Option<(ListedInstances, Timestamp)>,
 }
 
 impl Renewals {
-    /// Of a process that began with the kernel's module loaded, or not; `None` if that is not known.
-    pub(crate) fn since(was_loaded: Option<bool>) -> Self {
-        Self { is_loaded: was_loaded, ..Self::default() }
+    /// Of a process that began with the kernel's module loaded, or not; `None` if that is not known. The kernel listed
+    /// these MIG instances then.
+    pub(crate) fn since(was_loaded: Option<bool>, listed: Option<ListedInstances>) -> Self {
+        let first_list = listed.unwrap_or_default();
+        Self { is_loaded: was_loaded, first_list, ..Self::default() }
+    }
+
+    /// Learns the kernel's list while instances are hidden; `None` while none is. Returns why the container has to be
+    /// made again, if so: once for each list, since the next process begins with this one.
+    pub(crate) fn learn_hidden(
+        &mut self,
+        listed: Option<ListedInstances>,
+        now: Timestamp,
+    ) -> Option<Renewal> {
+        let listed = listed.filter(|listed| *listed != self.first_list);
+        let before = self.newer_list.take();
+        self.newer_list = listed.map(|listed| match before {
+            Some((known, since)) if known == listed => (known, since),
+            Some(_) | None => (listed, now),
+        });
+        let (_, since) = self.newer_list.as_ref()?;
+        (now.since(*since) >= SETTLED_FOR).then_some(Renewal::InstancesHidden)
     }
 
     /// Learns whether the kernel's module is loaded; `None` if that cannot be read. Returns whether it has appeared.
@@ -165,6 +199,27 @@ mod tests {
         assert_eq!(settle(&refused(), 70), None, "one answer");
         assert_eq!(settle(&hangs, 135), None, "no answer is no reason to end");
         assert_eq!(settle(&refused(), 145), Some(Renewal::Refused));
+    }
+
+    #[test]
+    fn a_new_list_of_instances_counts_once_it_is_the_same_for_some_seconds() {
+        let list = |ids: &[u32]| Some(ListedInstances::from([(0, ids.iter().copied().collect())]));
+        let mut renewals = Renewals::since(Some(true), list(&[1]));
+        let mut learn = |ids: Option<&[u32]>, seconds: u64| {
+            renewals.learn_hidden(ids.and_then(list), at(seconds))
+        };
+        assert_eq!(learn(Some(&[1]), 0), None);
+        assert_eq!(learn(Some(&[1]), 60), None, "a new container would be the same");
+        assert_eq!(learn(Some(&[1, 2]), 61), None);
+        assert_eq!(learn(Some(&[1, 2]), 65), None);
+        assert_eq!(learn(Some(&[1, 2, 3]), 66), None, "it still changes");
+        assert_eq!(learn(Some(&[1, 2, 3]), 70), None);
+        assert_eq!(learn(None, 71), None, "nothing is hidden");
+        assert_eq!(learn(Some(&[1, 2, 3]), 72), None);
+        assert_eq!(learn(Some(&[1, 2, 3]), 77), Some(Renewal::InstancesHidden));
+        let mut renewals = Renewals::since(Some(false), None);
+        assert_eq!(renewals.learn_hidden(list(&[4]), at(0)), None);
+        assert_eq!(renewals.learn_hidden(list(&[4]), at(5)), Some(Renewal::InstancesHidden));
     }
 
     #[test]

@@ -32,6 +32,10 @@ pub enum DeviceFault {
     NoMemory,
     /// Its memory belongs to the operating system, and what a process on it uses is not known.
     UnknownUse,
+    /// It is a GPU in MIG mode with instances that the driver hides from the agent.
+    InstancesHidden,
+    /// The driver does not let the agent read it.
+    NoPermission,
     /// Kubelet gives it to pods.
     KubeletOwned,
     /// A reason that only a newer agent knows.

@@ -49,6 +49,8 @@ struct Told {
     promised: Option<MigPromises>,
     /// When each report came.
     reports: Vec<Duration>,
+    /// The faults of devices in any report so far.
+    faults: BTreeSet<String>,
     /// Why a report cannot be.
     fault: Option<String>,
 }
@@ -79,6 +81,8 @@ async fn take(
         told.fault = Some(error.to_string());
     }
     told.reports.push(clock.precise());
+    let faults = report.devices.iter().filter_map(|device| device.fault);
+    told.faults.extend(faults.map(|fault| format!("{fault:?}")));
     told.failures = report.mig_failures;
     told.cleared = report.clear_outcome;
     told.fault_event = report.devices.first().and_then(|device| device.fault_event);
@@ -225,6 +229,11 @@ impl Replica {
     /// The failures in the newest report.
     pub(crate) fn failures(&self) -> Vec<MigFailure> {
         self.told().failures.clone()
+    }
+
+    /// The faults of devices in any report so far.
+    pub(crate) fn faults(&self) -> Vec<String> {
+        self.told().faults.iter().cloned().collect()
     }
 
     /// When each report came, since the start.

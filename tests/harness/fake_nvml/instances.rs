@@ -180,8 +180,7 @@ impl Made {
         id: c_uint,
     ) -> Result<(), c_uint> {
         let instance = self.found(gpu, instance)?;
-        let has_process =
-            gpu.mig_processes.get(&instance.start).is_some_and(|all| !all.is_empty());
+        let has_process = gpu.mig_processes.get(&instance.start).is_some_and(|all| !all.is_empty());
         if has_process || gpu.monitored.contains(&instance.start) {
             return Err(IN_USE);
         }

@@ -39,9 +39,9 @@ fn minor_of(gpu: u32, instance: u32) -> u32 {
 /// Brings the folder in step with what exists.
 pub(crate) fn show(scenario: &Scenario, made: Option<&Made>) {
     let Some(proc_root) = &scenario.proc_root else { return };
-    let all = (0..).zip(&scenario.gpus).map(|(position, gpu)| {
-        (gpu.minor.unwrap_or(position), instances_of(gpu, made))
-    });
+    let all = (0..)
+        .zip(&scenario.gpus)
+        .map(|(position, gpu)| (gpu.minor.unwrap_or(position), instances_of(gpu, made)));
     let all: BTreeMap<u32, Instances> = all.collect();
     // A test that removes its folder has ended.
     let _ = write_all(proc_root, &all);

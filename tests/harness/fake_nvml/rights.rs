@@ -49,9 +49,8 @@ pub(crate) fn apply(scenario: &mut Scenario, made: Option<&Made>) {
     let mut known = lines_of(&file);
     if known.is_empty() {
         let devices = |gpu: &Gpu| gpu.mig.iter().flatten().flatten().cloned().collect::<Vec<_>>();
-        let of_gpu = |gpu: &Gpu| {
-            devices(gpu).iter().filter_map(|it| nodes_of(gpu, it)).collect::<Vec<_>>()
-        };
+        let of_gpu =
+            |gpu: &Gpu| devices(gpu).iter().filter_map(|it| nodes_of(gpu, it)).collect::<Vec<_>>();
         let all: Vec<String> = scenario.gpus.iter().flat_map(of_gpu).collect();
         known = format!("nodes\n{}", all.join("\n"));
         write_line_to(&file, &known);

@@ -26,7 +26,8 @@ use wire::report::bodies::{Allocation, DeviceUse};
 use wire::units::Timestamp;
 
 /// How long a read of the open library may take before its devices count as unknown, and how often the last sample is
-/// repeated while the library opens, or a MIG instance is made or removed: shorter than the time after which an extender calls a node silent.
+/// repeated while the library opens, or a MIG instance is made or removed: shorter than the time after which an extender
+/// calls a node silent.
 const HANGS_AFTER: Duration = Duration::from_secs(5);
 
 /// How long the library may take to open, with the first look at all devices: 10 to 30 s on large nodes whose driver

@@ -45,12 +45,22 @@ impl Attempts {
     }
 
     /// Notes that an order was tried and failed.
-    pub fn fail(&mut self, order: &MigOrder, error: String, now: Timestamp) {
+    pub fn fail(&mut self, order: &MigOrder, obstacle: impl Into<Obstacle>, now: Timestamp) {
         let count = self.failed.get(order).map_or(0, |before| before.count);
         let pause = FIRST_PAUSE.saturating_mul(1 << count.min(16)).min(LONGEST_PAUSE);
         let again = Some(now.plus(pause));
-        let attempt = Attempt { obstacle: error.into(), count: count.saturating_add(1), again };
+        let (obstacle, count) = (obstacle.into(), count.saturating_add(1));
+        let attempt = Attempt { obstacle, count, again };
         self.failed.insert(order.clone(), attempt);
+    }
+
+    /// Notes that an order was carried out. What could not be on that GPU may be possible now.
+    pub fn succeed(&mut self, order: &MigOrder) {
+        self.failed.remove(order);
+        let waits = |other: &MigOrder, attempt: &Attempt| {
+            other.place.gpu != order.place.gpu || attempt.again.is_some()
+        };
+        self.failed.retain(|other, attempt| waits(other, attempt));
     }
 
     /// Forgets the orders that are not among these: they are done, or no longer given.
@@ -95,7 +105,7 @@ mod tests {
     fn plan(start: u32) -> MigPlan {
         let (gpu, slot) = ("GPU-a".to_owned(), Units { start, size: 1 });
         let begun = Unfinished { gpu, profile: 19, slot, is_new: true };
-        let step = MigStep { order: order(start), work: Work::Make, begun };
+        let step = MigStep { order: order(start), work: Work::Make, begun, devices: Vec::new() };
         MigPlan { steps: vec![step], failures: Vec::new() }
     }
 
@@ -123,6 +133,17 @@ mod tests {
         attempts.keep(&BTreeSet::from([order(1)]));
         assert!(is_due(&attempts, 0, 0) && attempts.failures().is_empty());
         assert_eq!(attempts.next(), None);
+    }
+
+    #[test]
+    fn an_order_that_is_done_ends_its_failure_and_the_refusals_of_its_gpu() {
+        let mut attempts = Attempts::default();
+        attempts.fail(&order(0), "it is held".to_owned(), Timestamp::START);
+        attempts.refuse(order(1), "instance `MIG-1` has these units");
+        attempts.fail(&order(2), "it is held".to_owned(), Timestamp::START);
+        attempts.succeed(&order(0));
+        let starts: Vec<u32> = attempts.failures().iter().map(|it| it.start).collect();
+        assert_eq!(starts, [2]);
     }
 
     #[test]

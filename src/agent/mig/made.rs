@@ -12,8 +12,8 @@ use std::io;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use crate::mig::plan::{GpuLayout, Unfinished};
-use wire::api::state::DeviceKind;
+use crate::mig::plan::{GpuInstance, GpuLayout, Unfinished, Units};
+use wire::api::state::{DeviceKind, MigPlacement};
 use wire::mutation::{Mutation, mutated};
 use wire::report::bodies::{DeviceReport, MigOrders};
 
@@ -34,11 +34,54 @@ struct Content {
     boot: Option<String>,
     /// UUIDs of the instances, each with that of its GPU.
     made: BTreeMap<String, String>,
+    /// Where they lie, unless an earlier version left that out. The driver derives the UUID from numbers that
+    /// the next instance on these units gets, whatever its profile (`nvGenerateSmcUuid` of NVIDIA's kernel modules).
+    #[serde(default)]
+    places: BTreeMap<String, Place>,
     /// What is not done yet.
     unfinished: Vec<Unfinished>,
 }
 
+/// Where an instance lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+struct Place {
+    profile: u32,
+    slot: Units,
+}
+
+impl Place {
+    fn of(instance: &GpuInstance) -> Self {
+        Self { profile: instance.profile, slot: instance.slot }
+    }
+
+    fn is_at(self, place: MigPlacement) -> bool {
+        (self.slot.start, self.slot.size) == (place.start, place.size)
+    }
+}
+
 impl Content {
+    /// Notes that the devices of an instance are its own.
+    fn own(&mut self, gpu: &GpuLayout, instance: &GpuInstance) {
+        for uuid in &instance.devices {
+            self.made.insert(uuid.clone(), gpu.uuid.clone());
+            self.places.insert(uuid.clone(), Place::of(instance));
+        }
+    }
+
+    /// Keeps the places of the instances that are made, and no others.
+    fn tidy(&mut self) {
+        while self.made.len() > MAX_INSTANCES {
+            self.made.pop_last();
+        }
+        self.places.retain(|uuid, _| self.made.contains_key(uuid));
+    }
+
+    /// Whether this is the instance that was made under this UUID.
+    fn is_made(&self, uuid: &str, there: &GpuInstance) -> bool {
+        let is_there = there.devices.iter().any(|device| device == uuid);
+        is_there && self.places.get(uuid).is_none_or(|place| *place == Place::of(there))
+    }
+
     /// Instances that are made or begun.
     fn count(&self) -> usize {
         self.made.len() + self.unfinished.len()
@@ -96,6 +139,7 @@ impl MadeInstances {
     /// The file cannot be written; it is noted in memory all the same.
     pub fn settle(&mut self, layouts: &[GpuLayout]) -> io::Result<()> {
         let mut next = self.content.clone();
+        let mut whole = Vec::new();
         next.unfinished.retain(|work| {
             let Some(gpu) = layouts.iter().find(|layout| layout.uuid == work.gpu) else {
                 return true;
@@ -104,20 +148,17 @@ impl MadeInstances {
                 return false;
             };
             if work.is_new {
-                let whole = there.devices.iter().map(|device| (device.clone(), gpu.uuid.clone()));
-                next.made.extend(whole);
+                whole.push((gpu, there));
             }
             there.devices.is_empty()
         });
+        whole.into_iter().for_each(|(gpu, there)| next.own(gpu, there));
+        let known = next.clone();
         next.made.retain(|uuid, gpu| {
-            let known = layouts.iter().find(|layout| layout.uuid == *gpu);
-            known.is_none_or(|layout| {
-                layout.instances.iter().any(|instance| instance.devices.contains(uuid))
-            })
+            let layout = layouts.iter().find(|layout| layout.uuid == *gpu);
+            layout.is_none_or(|it| it.instances.iter().any(|there| known.is_made(uuid, there)))
         });
-        while next.made.len() > MAX_INSTANCES {
-            next.made.pop_last();
-        }
+        next.tidy();
         if next == self.content {
             return Ok(());
         }
@@ -149,7 +190,7 @@ impl MadeInstances {
                 [] if next.unfinished.iter().any(is_known) => {}
                 _ if mutated(Mutation::TakenOverStays) => {}
                 [] => next.unfinished.push(gpu.begun(there)),
-                all => next.made.extend(all.iter().map(|uuid| (uuid.clone(), gpu.uuid.clone()))),
+                _ => next.own(gpu, there),
             }
         }
         let adopted = next.count() - self.content.count();
@@ -183,6 +224,16 @@ impl MadeInstances {
         }
     }
 
+    /// Notes that what lies where the agent has begun to remove an instance is of others, whole or not.
+    ///
+    /// # Errors
+    /// The file cannot be written; it is noted in memory all the same.
+    pub fn disown(&mut self, work: &Unfinished) -> io::Result<()> {
+        self.changes += 1;
+        self.content.unfinished.retain(|known| !known.is_same_place(work));
+        self.replace(self.content.clone())
+    }
+
     /// How often instances were changed so far: it tells a list read before a change from one read after it.
     pub fn changes(&self) -> u64 {
         self.changes
@@ -196,12 +247,15 @@ impl MadeInstances {
             return;
         }
         let has = |uuid: &String| inventory.iter().any(|device| device.uuid == *uuid);
-        let is_kept = |uuid: &String, gpu: &String| !has(gpu) || has(uuid);
+        let is_kept = |uuid: &String, gpu: &String| {
+            !has(gpu) || inventory.iter().any(|it| it.uuid == *uuid && self.lies_as_made(it))
+        };
         if self.content.made.iter().all(|(uuid, gpu)| is_kept(uuid, gpu)) {
             return;
         }
         let mut next = self.content.clone();
         next.made.retain(|uuid, gpu| is_kept(uuid, gpu));
+        next.tidy();
         self.content = next.clone();
         if let Err(error) = self.replace(next) {
             tracing::warn!(%error, "the list of MIG instances made here cannot be written");
@@ -220,7 +274,14 @@ impl MadeInstances {
             });
             work.is_new && work.gpu == *gpu && is_there
         };
-        self.content.made.contains_key(&device.uuid) || self.content.unfinished.iter().any(is_it)
+        let is_made = self.content.made.contains_key(&device.uuid) && self.lies_as_made(device);
+        is_made || self.content.unfinished.iter().any(is_it)
+    }
+
+    /// Whether a device does not lie elsewhere than the one that was made under its UUID.
+    fn lies_as_made(&self, device: &DeviceReport) -> bool {
+        let place = self.content.places.get(&device.uuid).zip(device.mig_placement);
+        place.is_none_or(|(made, now)| made.is_at(now))
     }
 
     /// Writes the file in one step.
@@ -244,7 +305,8 @@ fn content(path: &Path) -> io::Result<Content> {
     let mut text = Vec::new();
     File::open(path)?.take(MAX_FILE_BYTES).read_to_end(&mut text)?;
     let content: Content = serde_json::from_slice(&text)?;
-    let is_sane = content.made.len() <= MAX_INSTANCES && content.unfinished.len() <= MAX_INSTANCES;
+    let lengths = [content.made.len(), content.places.len(), content.unfinished.len()];
+    let is_sane = lengths.iter().all(|length| *length <= MAX_INSTANCES);
     is_sane.then_some(content).ok_or_else(|| io::Error::other("it lists too many instances"))
 }
 

@@ -99,6 +99,17 @@ pub struct MigStep {
     pub order: MigOrder,
     pub work: Work,
     pub begun: Unfinished,
+    /// UUIDs of the MIG devices on its GPU instance, as this was seen. The driver gives its number to another
+    /// instance as soon as it is gone.
+    pub devices: Vec<String>,
+}
+
+impl MigStep {
+    /// What is in the way of it, by the driver's word.
+    pub fn refused(&self, error: String) -> Obstacle {
+        let is_left = self.order.wish == Wish::Cleared;
+        Obstacle { error, hidden: is_left.then_some(self.begun.slot) }
+    }
 }
 
 /// The work of a step.
@@ -127,7 +138,8 @@ pub enum Wish {
     There,
     /// The instance of this UUID is to go.
     Gone(String),
-    /// What a crash left of it is to go. That is no order, so its failure is not reported.
+    /// What is left of it is to go. That is no order: its failure says only that the units are taken, which no
+    /// inventory shows.
     Cleared,
 }
 
@@ -142,7 +154,8 @@ impl MigOrder {
         let instance = match &self.wish {
             Wish::There => None,
             Wish::Gone(uuid) => Some(uuid.clone()),
-            Wish::Cleared => return None,
+            Wish::Cleared if hidden.is_none() => return None,
+            Wish::Cleared => None,
         };
         let MakeInstance { gpu, profile, start } = self.place.clone();
         let hidden = hidden.map(|Units { start, size }| MigPlacement { start, size });
@@ -228,7 +241,8 @@ pub fn removals(orders: &MigOrders, layouts: &Layouts, unfinished: &[Unfinished]
             continue;
         }
         let begun = gpu.begun(instance);
-        plan.steps.push(MigStep { order, work: Work::Remove(instance.id), begun });
+        let (work, devices) = (Work::Remove(instance.id), instance.devices.clone());
+        plan.steps.push(MigStep { order, work, begun, devices });
     }
     plan
 }
@@ -240,7 +254,9 @@ pub fn makes(orders: &MigOrders, layouts: &Layouts, unfinished: &[Unfinished]) -
     for place in wanted {
         let order = MigOrder::to_make(place.clone());
         match make(place, layouts, unfinished) {
-            Ok(Some((work, begun))) => plan.steps.push(MigStep { order, work, begun }),
+            Ok(Some((work, begun))) => {
+                plan.steps.push(MigStep { order, work, begun, devices: Vec::new() });
+            }
             Ok(None) => {}
             Err(error) => plan.failures.push((order, error)),
         }

@@ -12,7 +12,7 @@ use crate::gpu::sample::ProbeError;
 use crate::mig::plan::{GpuInstance, GpuLayout, Layouts, MigStep, NumberedProfile, Units, Work};
 use crate::nvml::library::Handles;
 use crate::nvml::raw::ProcessList;
-use crate::nvml::raw_mig::ProfileInfo;
+use crate::nvml::raw_mig::{InstanceHandle, ProfileInfo};
 use crate::nvml::trouble::library_error;
 use crate::nvml::{raw, raw_mig};
 use wire::report::bodies::MigProfileReport;
@@ -20,6 +20,11 @@ use wire::report::report_limits::{MAX_MIG_PROFILES, MAX_MIG_STARTS};
 
 /// NVML's code for a change for which there is no room.
 const INSUFFICIENT_RESOURCES: u32 = 23;
+
+/// Why an instance without a process cannot be removed. Monitors keep its capability file open and are in no list:
+/// NVIDIA/DCGM #276.
+const HELD_OPEN: &str =
+    "a process or a monitor (DCGM, dcgm-exporter, GPU feature discovery) has it open (IN_USE)";
 
 /// Most MIG devices of one GPU that are looked at.
 const DEVICES_MAX: u32 = 32;
@@ -262,54 +267,96 @@ fn mig_devices<'a>(nvml: &'a Nvml, gpu: &Device<'a>) -> Result<Vec<MigDevice<'a>
     Ok(devices)
 }
 
+/// Why a step was not carried out.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StepError {
+    /// What was seen there is another one now.
+    #[error("others have changed it meanwhile, so it is looked at again")]
+    Anothers,
+    /// What was in the way.
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl From<String> for StepError {
+    fn from(error: String) -> Self {
+        Self::Refused(error)
+    }
+}
+
 /// Carries out one step.
 ///
 /// # Errors
-/// One sentence that says what was in the way. Then nothing has changed, except that a GPU instance
+/// What was in the way. Then nothing has changed, except that a GPU instance
 /// may be left without its compute instance; the next plan completes or removes it.
-pub(crate) fn carry_out(round: &Round<'_>, step: &MigStep) -> Result<(), String> {
+pub(crate) fn carry_out(round: &Round<'_>, step: &MigStep) -> Result<(), StepError> {
     let nvml = round.nvml;
     let gpu = round.gpu(&step.begun.gpu).map_err(|error| cause(&error))?;
     match step.work {
         Work::Make => {
             let instance = raw_mig::create(nvml, &gpu, step.begun.profile, step.begun.slot);
             let instance = instance.map_err(|error| cause(&error))?;
-            raw_mig::create_compute(nvml, instance).map_err(|error| {
+            let made = raw_mig::create_compute(nvml, instance).map_err(|error| {
                 let cause = format!("its compute instance cannot be made: {}", cause(&error));
                 match raw_mig::destroy(nvml, instance) {
                     Ok(()) => cause,
                     Err(error) => format!("{cause}; its GPU instance stays: {error}"),
                 }
-            })
+            });
+            Ok(made?)
         }
         Work::Complete(id) => {
             let instance = raw_mig::instance(nvml, &gpu, id);
-            instance
-                .and_then(|instance| raw_mig::create_compute(nvml, instance))
-                .map_err(|error| format!("its compute instance cannot be made: {}", cause(&error)))
+            let made = instance.and_then(|instance| raw_mig::create_compute(nvml, instance));
+            let made = made
+                .map_err(|error| format!("its compute instance cannot be made: {}", cause(&error)));
+            Ok(made?)
         }
-        Work::Remove(id) => remove(nvml, &gpu, id),
+        Work::Remove(id) => remove(nvml, &gpu, id, step),
     }
 }
 
-/// Removes a GPU instance that no process uses.
-fn remove<'a>(nvml: &'a Nvml, gpu: &Device<'a>, id: u32) -> Result<(), String> {
+/// Removes a GPU instance that no process uses, if it still is the one that was seen.
+fn remove<'a>(nvml: &'a Nvml, gpu: &Device<'a>, id: u32, step: &MigStep) -> Result<(), StepError> {
     let devices = mig_devices(nvml, gpu).map_err(|error| cause(&error))?;
     for found in devices.iter().filter(|found| found.instance == id) {
         if let Some(pid) = a_process(nvml, &found.device)? {
-            return Err(format!("process {pid} uses it"));
+            return Err(format!("process {pid} uses it").into());
         }
     }
-    let removed = raw_mig::instance(nvml, gpu, id).and_then(|instance| {
-        for compute in raw_mig::computes(nvml, instance)? {
+    let instance = seen_instance(nvml, gpu, id, step)?;
+    let removed = raw_mig::computes(nvml, instance).and_then(|computes| {
+        for compute in computes {
             raw_mig::destroy_compute(nvml, compute)?;
         }
         raw_mig::destroy(nvml, instance)
     });
-    removed.map_err(|error| match error {
-        NvmlError::InUse => "a process uses it (IN_USE)".to_owned(),
+    let removed = removed.map_err(|error| match error {
+        NvmlError::InUse => HELD_OPEN.to_owned(),
         other => cause(&other),
-    })
+    });
+    Ok(removed?)
+}
+
+/// The GPU instance of this number, if it is the one that the step is about: others may have removed that one
+/// since, and the driver gives its number to the next one.
+fn seen_instance<'a>(
+    nvml: &'a Nvml,
+    gpu: &Device<'a>,
+    id: u32,
+    step: &MigStep,
+) -> Result<InstanceHandle, StepError> {
+    let found = raw_mig::instance(nvml, gpu, id).and_then(|handle| {
+        let info = raw_mig::info(nvml, handle)?;
+        let there = mig_devices(nvml, gpu)?.into_iter().filter(|device| device.instance == id);
+        Ok((handle, info, there.map(|device| device.uuid).collect::<BTreeSet<String>>()))
+    });
+    let (handle, info, devices) = found.map_err(|error| cause(&error))?;
+    let is_place = (info.profile, info.slot) == (step.begun.profile, step.begun.slot);
+    match is_place && devices.iter().eq(step.devices.iter().collect::<BTreeSet<_>>()) {
+        true => Ok(handle),
+        false => Err(StepError::Anothers),
+    }
 }
 
 /// A process on an instance, if there is any.

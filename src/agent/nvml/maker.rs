@@ -15,9 +15,9 @@ use crate::gpu::sample::ProbeError;
 use crate::mig::attempts::Attempts;
 use crate::mig::on_demand::MigOnDemand;
 use crate::mig::plan;
-use crate::mig::plan::{GpuLayout, Layouts, MigOrder, MigPlan, MigStep, Unfinished};
+use crate::mig::plan::{GpuLayout, Layouts, MigOrder, MigPlan, MigStep, Obstacle, Unfinished};
 use crate::nvml::instances;
-use crate::nvml::instances::{KnownProfiles, Looked, Round};
+use crate::nvml::instances::{KnownProfiles, Looked, Round, StepError};
 use crate::nvml::library::{LIBRARY, open};
 use runtime::clock::Clock;
 use wire::report::bodies::MigOrders;
@@ -222,8 +222,12 @@ impl MigMaker {
                 match self.carry_out(&round, step) {
                     Ok(()) => {
                         open_orders.remove(&step.order);
+                        self.attempts.succeed(&step.order);
+                        self.on_demand.note_failures(self.attempts.failures());
                     }
-                    Err(error) => self.fail(&step.order, error, self.clock.now()),
+                    Err(error) => {
+                        self.fail(&step.order, step.refused(error), self.clock.now());
+                    }
                 }
                 self.on_demand.note_change();
             }
@@ -264,10 +268,15 @@ impl MigMaker {
                     start,
                     ?work,
                     millis,
-                    error,
+                    %error,
                     "cannot change a MIG instance"
                 );
             }
+        }
+        if let Err(StepError::Anothers) = outcome
+            && let Err(error) = self.on_demand.made().disown(&step.begun)
+        {
+            tracing::warn!(%error, "the list of MIG instances made here cannot be written");
         }
         match instances::layout_of(round, gpu, &mut self.profiles) {
             Ok(layout) => {
@@ -279,11 +288,11 @@ impl MigMaker {
             // The next round notes what became of it.
             Err(error) => tracing::warn!(%error, "MIG instances cannot be read"),
         }
-        outcome
+        outcome.map_err(|error| error.to_string())
     }
 
-    fn fail(&mut self, order: &MigOrder, error: String, now: Timestamp) {
-        self.attempts.fail(order, error, now);
+    fn fail(&mut self, order: &MigOrder, obstacle: Obstacle, now: Timestamp) {
+        self.attempts.fail(order, obstacle, now);
         self.on_demand.note_failures(self.attempts.failures());
     }
 

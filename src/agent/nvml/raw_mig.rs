@@ -125,22 +125,24 @@ pub(crate) fn instances(
 ) -> Result<Vec<InstanceInfo>, NvmlError> {
     let lib = nvml.lib();
     let list = symbol(&lib.nvmlDeviceGetGpuInstances)?;
-    let read = symbol(&lib.nvmlGpuInstanceGetInfo)?;
     fits(most)?;
     let mut handles: Vec<nvmlGpuInstance_t> = vec![std::ptr::null_mut(); HANDLES];
     let mut count = most;
     nvml_try(unsafe { list(gpu.handle(), profile, handles.as_mut_ptr(), &raw mut count) })?;
     handles.truncate(usize::try_from(count).unwrap_or(usize::MAX));
-    let instances = handles.into_iter().map(|handle| {
-        let info = unsafe {
-            let mut info = mem::zeroed();
-            nvml_try(read(handle, &raw mut info))?;
-            info
-        };
-        let slot = Units { start: info.placement.start, size: info.placement.size };
-        Ok(InstanceInfo { id: info.id, profile: info.profileId, slot })
-    });
-    instances.collect()
+    handles.into_iter().map(|handle| info(nvml, InstanceHandle(handle))).collect()
+}
+
+/// What the driver says of a GPU instance.
+pub(crate) fn info(nvml: &Nvml, instance: InstanceHandle) -> Result<InstanceInfo, NvmlError> {
+    let read = symbol(&nvml.lib().nvmlGpuInstanceGetInfo)?;
+    let info = unsafe {
+        let mut info = mem::zeroed();
+        nvml_try(read(instance.0, &raw mut info))?;
+        info
+    };
+    let slot = Units { start: info.placement.start, size: info.placement.size };
+    Ok(InstanceInfo { id: info.id, profile: info.profileId, slot })
 }
 
 /// Checks that a list of `most` handles fits into a buffer.

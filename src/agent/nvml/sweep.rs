@@ -367,6 +367,10 @@ impl<'a> Sweeper<'a> {
             if sweep.has_instance(instance) {
                 return Ok(()); // a kept handle leads to it
             }
+            // It may have the UUID of an earlier one of another profile.
+            if let Ok(uuid) = instance.uuid() {
+                self.details.remove(&uuid);
+            }
             self.handles.keep(at, instance);
         }
         let mut uuid = None;

@@ -112,7 +112,7 @@ faults! {
     ;
     /// A node boots: its MIG instances are gone.
     Reboot,
-    /// The driver refuses to make or to remove MIG instances.
+    /// The driver refuses to make or to remove MIG instances, or a monitor has them open.
     MigRefused,
     /// It takes long.
     SlowMig,

@@ -82,6 +82,8 @@ pub(super) struct MigNode {
     pub(super) down_until: u64,
     /// Until then the driver refuses to make or remove anything.
     refuses_until: u64,
+    /// Until then a monitor has all instances open that are there.
+    held_until: u64,
     /// Since when no pod has an instance.
     pub(super) idle: BTreeMap<String, u64>,
 }
@@ -137,6 +139,7 @@ impl MigNode {
             foreign: BTreeSet::new(),
             down_until: 0,
             refuses_until: 0,
+            held_until: 0,
             idle: BTreeMap::new(),
         }
     }
@@ -259,7 +262,9 @@ impl MigNode {
         match step.work {
             Work::Remove(id) => {
                 let Some(at) = at(id) else { return false };
-                if gpu.instances[at].devices.iter().any(|uuid| is_busy(uuid)) {
+                let devices = &gpu.instances[at].devices;
+                // It looks whether that is still the one, just before it destroys it.
+                if *devices != step.devices || devices.iter().any(|uuid| is_busy(uuid)) {
                     return false;
                 }
                 match is_half {
@@ -387,7 +392,8 @@ impl World {
         let is_faulty = self.is_faulty();
         let Some(mig) = self.nodes[node].mig.as_mut().filter(|mig| mig.run == run) else { return };
         let Some(step) = mig.working.take() else { return };
-        let refuses = is_refused || is_faulty && self.now < mig.refuses_until;
+        let is_held = matches!(step.work, Work::Remove(_)) && self.now < mig.held_until;
+        let refuses = is_refused || is_faulty && (is_held || self.now < mig.refuses_until);
         let is_done = !refuses && self.change_instance(node, &step, false);
         let now = Timestamp::from_millis(self.now);
         let Some(mig) = &mut self.nodes[node].mig else { return };
@@ -396,10 +402,14 @@ impl World {
             mig.on_demand.made().refused(&step.begun, &gpu);
         }
         mig.look();
-        if !is_done {
-            mig.attempts.fail(&step.order, "In use by another client".to_owned(), now);
-            mig.on_demand.note_failures(mig.attempts.failures());
+        match is_done {
+            true => mig.attempts.succeed(&step.order),
+            false => {
+                let obstacle = step.refused("In use by another client".to_owned());
+                mig.attempts.fail(&step.order, obstacle, now);
+            }
         }
+        mig.on_demand.note_failures(mig.attempts.failures());
         self.plan_mig(node, 1);
     }
 
@@ -472,8 +482,10 @@ impl World {
         match kind {
             Fault::Reboot => self.reboot(node, time),
             Fault::MigRefused => {
-                if let Some(mig) = &mut self.nodes[node].mig {
-                    mig.refuses_until = self.now + time;
+                let Some(mig) = &mut self.nodes[node].mig else { return };
+                match time % 2 {
+                    0 => mig.refuses_until = self.now + time,
+                    _ => mig.held_until = self.now + 5 * time,
                 }
             }
             _ => self.make_by_hand(node),
@@ -515,7 +527,8 @@ impl World {
         if mig.on_demand.made().unfinished().contains(&begun) {
             return;
         }
-        let step = MigStep { order: plan::MigOrder::to_make(place), work: Work::Make, begun };
+        let (order, devices) = (plan::MigOrder::to_make(place), Vec::new());
+        let step = MigStep { order, work: Work::Make, begun, devices };
         if !self.change_instance(node, &step, false) {
             return;
         }

@@ -1,6 +1,4 @@
 use super::*;
-use crate::mig::plan::{GpuInstance, Units};
-use wire::api::state::MigPlacement;
 
 fn work(start: u32, is_new: bool) -> Unfinished {
     let slot = Units { start, size: 1 };
@@ -147,6 +145,42 @@ fn nothing_is_noted_where_the_file_cannot_be_written() {
     let mut made = MadeInstances::read(&file, None);
     assert!(made.begin(work(3, true)).is_err());
     assert_eq!(made.unfinished(), []);
+}
+
+/// The driver derives the UUID from the numbers of an instance, which the next one on its units gets.
+#[test]
+fn an_instance_of_others_with_the_uuid_of_an_earlier_one_is_theirs() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut made = MadeInstances::read(folder.path(), None);
+    let begin = |made: &mut MadeInstances| {
+        made.begin(work(3, true)).unwrap();
+        made.settle(&layout(&[(3, &["MIG-1"])])).unwrap();
+        assert!(made.has_made(&instance("MIG-1", 3)) && !made.has_made(&instance("MIG-1", 4)));
+    };
+    let remove = vec!["MIG-1".to_owned()];
+    let orders = MigOrders { remove: remove.clone(), ..MigOrders::default() };
+    begin(&mut made);
+    made.settle(&layout(&[(3, &["MIG-1"])])).unwrap();
+    assert_eq!(made.own(&orders).remove, remove);
+    made.settle(&layout(&[(4, &["MIG-1"])])).unwrap();
+    assert!(made.own(&orders).remove.is_empty() && made.content.places.is_empty());
+    begin(&mut made);
+    let mut other = layout(&[(3, &["MIG-1"])]);
+    other[0].instances[0].profile = 20;
+    made.settle(&other).unwrap();
+    assert!(made.own(&orders).remove.is_empty(), "with the media engines");
+    begin(&mut made);
+    let gpu = DeviceReport::new("GPU-a".to_owned(), 0, "M".to_owned(), DeviceKind::MigParent);
+    made.forget_absent(&[gpu, instance("MIG-1", 4)], made.changes());
+    assert!(made.own(&orders).remove.is_empty());
+    // The list of an earlier version says no more than the UUID.
+    std::fs::write(
+        folder.path().join(FILE),
+        r#"{"boot": null, "made": {"MIG-1": "GPU-a"}, "unfinished": []}"#,
+    )
+    .unwrap();
+    let made = MadeInstances::read(folder.path(), None);
+    assert_eq!(made.own(&orders).remove, remove);
 }
 
 #[test]

@@ -22,32 +22,32 @@ use crate::harness::agent::orders::{Replica, Replies};
 use crate::harness::agent::process::AgentProcess;
 use crate::harness::turns::turn;
 
-const CREATE: &str = "nvmlDeviceCreateGpuInstanceWithPlacement";
-const CREATE_COMPUTE: &str = "nvmlGpuInstanceCreateComputeInstance";
-const DESTROY: &str = "nvmlGpuInstanceDestroy";
-const DESTROY_COMPUTE: &str = "nvmlComputeInstanceDestroy";
+pub(super) const CREATE: &str = "nvmlDeviceCreateGpuInstanceWithPlacement";
+pub(super) const CREATE_COMPUTE: &str = "nvmlGpuInstanceCreateComputeInstance";
+pub(super) const DESTROY: &str = "nvmlGpuInstanceDestroy";
+pub(super) const DESTROY_COMPUTE: &str = "nvmlComputeInstanceDestroy";
 
 /// A period in which a test sees several reports.
-const QUICK: Duration = Duration::from_millis(100);
+pub(super) const QUICK: Duration = Duration::from_millis(100);
 
 /// An instance of somebody else, there since the boot.
-const FOREIGN: (&str, u32, bool) = ("1g.10gb", 6, false);
+pub(super) const FOREIGN: (&str, u32, bool) = ("1g.10gb", 6, false);
 
 /// A node with one A100 in MIG mode, which has an instance since the boot.
-fn scenario() -> Value {
+pub(super) fn scenario() -> Value {
     let gpu = with(a100("GPU-a"), "mig", json!([]));
     let gpu = with(with(gpu, "mig_model", json!("A100-80")), "at_boot", json!([["1g.10gb", 6]]));
     json!({"gpus": [gpu], "journal": true})
 }
 
 /// The same, with one field of the GPU replaced.
-fn changed(field: &str, value: Value) -> Value {
+pub(super) fn changed(field: &str, value: Value) -> Value {
     let mut scenario = scenario();
     scenario["gpus"][0][field] = value;
     scenario
 }
 
-fn bed(scenario: &Value) -> Bed {
+pub(super) fn bed(scenario: &Value) -> Bed {
     let bed = Bed::new(scenario);
     boot(&bed, "first");
     bed
@@ -61,23 +61,23 @@ fn boot(bed: &Bed, id: &str) {
 }
 
 /// How often a call was made.
-fn count(bed: &Bed, symbol: &str) -> usize {
+pub(super) fn count(bed: &Bed, symbol: &str) -> usize {
     bed.calls().iter().filter(|call| *call == symbol).count()
 }
 
 /// GPU instances that exist, with or without a compute instance.
-fn gpu_instances(bed: &Bed) -> usize {
+pub(super) fn gpu_instances(bed: &Bed) -> usize {
     let text = std::fs::read_to_string(bed.path("instances.json")).unwrap();
     let made: Value = serde_json::from_str(&text).unwrap();
     made["gpus"]["GPU-a"].as_array().unwrap().len()
 }
 
 /// An agent on threads of its own; they end with it.
-struct Agent(Option<tokio::runtime::Runtime>);
+pub(super) struct Agent(Option<tokio::runtime::Runtime>);
 
 impl Agent {
     /// One that makes instances. Kubelet hands out nothing.
-    fn start(bed: &Bed, replicas: &[&Replica], period: Duration) -> Self {
+    pub(super) fn start(bed: &Bed, replicas: &[&Replica], period: Duration) -> Self {
         let mig = MigOnDemand::new(&bed.path("mig"), &bed.proc_root());
         let extenders = replicas.iter().map(|replica| replica.url()).collect();
         let clock = Clock::start();
@@ -115,12 +115,12 @@ impl Drop for Agent {
 }
 
 /// The agent as it runs on a node, with `--mig-on-demand`.
-fn process(bed: &Bed, replica: &Replica) -> AgentProcess {
+pub(super) fn process(bed: &Bed, replica: &Replica) -> AgentProcess {
     process_with(bed, replica, &[])
 }
 
 /// The same with more flags.
-fn process_with(bed: &Bed, replica: &Replica, more: &[&str]) -> AgentProcess {
+pub(super) fn process_with(bed: &Bed, replica: &Replica, more: &[&str]) -> AgentProcess {
     let folder = bed.path("mig");
     let flags = ["--mig-on-demand", "--period-ms", "100", "--mig-folder"].map(OsStr::new);
     let flags = flags.into_iter().chain([folder.as_os_str()]);

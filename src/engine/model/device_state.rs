@@ -83,6 +83,8 @@ pub struct DeviceState {
     pub(crate) origin: Origin,
     /// The part of its GPU that a MIG instance covers, if known.
     pub(crate) slot: Option<Slot>,
+    /// Whether it is a MIG instance that the node's agent cannot remove, by its last report.
+    pub(crate) is_held_open: bool,
     pub(crate) verification: Verification,
     /// Whether some tenant has no isolation, and whether some tenant requires it of all.
     pub(crate) has_unisolated: bool,
@@ -134,6 +136,7 @@ impl DeviceState {
             rule,
             origin: Origin::Found,
             slot: None,
+            is_held_open: false,
             verification: Verification::default(),
             has_unisolated: false,
             requires_isolation: false,
@@ -164,6 +167,7 @@ impl DeviceState {
             health: fresh.health.max(before.health),
             ill_since: before.ill_since,
             is_lost: before.is_lost,
+            is_held_open: before.is_held_open,
             verification: before.verification,
             used: before.used,
             busy_percent: before.busy_percent,
@@ -223,8 +227,14 @@ impl DeviceState {
         self.origin == Origin::Made && self.tenants.is_empty() && self.on_hold == Demand::ZERO
     }
 
-    /// Whether a MIG instance stays, so that no other can be made on its units.
+    /// Whether a MIG instance stays, so that no other can be made on its units: a pod has it, or the agent cannot
+    /// remove it.
     pub(crate) fn stays(&self, holds: HoldRule) -> bool {
+        self.is_kept(holds) || self.origin == Origin::Made && self.is_held_open
+    }
+
+    /// Whether a MIG instance is not to be removed.
+    pub(crate) fn is_kept(&self, holds: HoldRule) -> bool {
         let is_kept = match holds {
             HoldRule::Respected => self.on_hold != Demand::ZERO,
             HoldRule::Ignored => false,

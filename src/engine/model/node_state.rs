@@ -885,7 +885,7 @@ impl NodeState {
         let idle = self
             .devices
             .iter()
-            .filter(|it| it.is_leaving() && !it.stays(HoldRule::Respected) && !it.is_unread)
+            .filter(|it| it.is_leaving() && !it.is_kept(HoldRule::Respected) && !it.is_unread)
             .filter(|_| !is_kept);
         let idle: Vec<&DeviceState> = idle.collect();
         // An idle one at the same place has to go before: the agent lets stay what is to be there.
@@ -909,6 +909,31 @@ impl NodeState {
         spots.collect()
     }
 
+    /// Notes which instances the agent cannot remove. No other is promised on their units meanwhile.
+    pub fn note_held_open(&mut self, held_open: &BTreeSet<DeviceId>) {
+        if self.has_held_open(held_open) {
+            return;
+        }
+        for device_state in &mut self.devices {
+            device_state.is_held_open = held_open.contains(&device_state.device.id);
+        }
+        self.recompute_rooms();
+    }
+
+    /// Whether these of its instances cannot be removed, and no others.
+    pub fn has_held_open(&self, held_open: &BTreeSet<DeviceId>) -> bool {
+        self.devices.iter().all(|it| it.is_held_open == held_open.contains(&it.device.id))
+    }
+
+    /// The instance that the agent cannot remove, on the units of the spot with this id.
+    pub fn held_open_at(&self, id: &DeviceId) -> Option<&DeviceId> {
+        let spot = self.spots.iter().map(|it| &it.makeable).find(|it| it.device.id == *id)?;
+        let (gpu, profile) = (&spot.spot.gpu, &spot.spot.profile);
+        let mut held_open = self.devices.iter().filter(|it| it.is_held_open);
+        let found = held_open.find(|it| it.units_taken_of(gpu, profile, spot.slot).is_some())?;
+        Some(&found.device.id)
+    }
+
     /// Notes that the agent could not make instances there, if it is so because of units on which an instance lies
     /// that no inventory has, with those. No pod gets one until [`FAILED_FOR`] later.
     pub fn note_failures(
@@ -919,6 +944,11 @@ impl NodeState {
         let of = |id: &DeviceId| self.spots.iter().find(|it| it.makeable.device.id == *id);
         let mut new = BTreeSet::new();
         for (spot, hidden) in failed {
+            // It can be made as soon as that one is gone.
+            let id = spot.id().filter(|_| hidden.is_none());
+            if id.is_some_and(|id| self.held_open_at(&id).is_some()) {
+                continue;
+            }
             let hidden = hidden.map_or(0, Slot::units);
             let overlapping = self.spots.iter().map(|it| &it.makeable);
             let overlapping =

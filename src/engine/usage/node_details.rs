@@ -74,6 +74,13 @@ impl NodeDetails {
         failed.map(|order| order.error.as_str())
     }
 
+    /// Why the agent cannot remove an instance, as it reports it.
+    pub(crate) fn why_not_removed(&self, id: &DeviceId) -> Option<String> {
+        let mut failed = self.mig_failures.iter();
+        let order = failed.find(|order| order.removed.as_ref() == Some(id))?;
+        Some(format!("instance `{id}` on these units cannot be removed: {}", order.error))
+    }
+
     /// How many pods are kept, in all its tables together.
     pub(crate) fn entries(&self) -> usize {
         let samples = self.usages.count() + self.usage_samples.count();

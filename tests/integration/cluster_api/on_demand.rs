@@ -37,6 +37,14 @@ fn inventory(instances: &[(&str, &str, u32, u32)]) -> Value {
     Value::Array(std::iter::once(gpu).chain(instances).collect())
 }
 
+/// The same of others.
+fn of_others(instances: &[(&str, &str, u32, u32)]) -> Value {
+    let mut all = inventory(instances);
+    let own = all.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut);
+    own.for_each(|it| _ = it.remove("madeHere"));
+    all
+}
+
 struct Agent {
     sequence: u64,
     session: Value,
@@ -312,13 +320,8 @@ async fn an_instance_is_removed_after_its_pod() {
 async fn instances_that_an_agent_takes_over_go_when_no_pod_has_them() {
     let fake = Fake::with_pod();
     let (bed, mut agent) = bed(&fake).await;
-    let adopted = inventory(&[("MIG-1", "2g.12gb", 0, 2), ("MIG-2", "1g.6gb", 2, 1)]);
-    let mut of_others = adopted.clone();
-    of_others
-        .as_array_mut()
-        .unwrap()
-        .iter_mut()
-        .for_each(|it| _ = it.as_object_mut().unwrap().remove("madeHere"));
+    let there = [("MIG-1", "2g.12gb", 0, 2), ("MIG-2", "1g.6gb", 2, 1)];
+    let (adopted, of_others) = (inventory(&there), of_others(&there));
     let (none, remove) = (orders(&[], &[]), |uuid| orders(&[], &[uuid]));
     assert_eq!(without_term(agent.report(&bed, &of_others, json!([])).await), none);
     assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
@@ -361,6 +364,68 @@ async fn a_bind_ends_if_its_instance_cannot_be_made_and_the_next_one_goes_elsewh
     };
     let (error, _) = tokio::join!(bed.bind(), made);
     assert_eq!((error.as_str(), annotation(&fake, "uuids").as_str()), ("", "MIG-1"));
+}
+
+/// What an agent reports of an instance that DCGM has open.
+fn held_open() -> Value {
+    json!([{"gpu": "GPU-a", "profile": "2g.12gb", "start": 0, "instance": "MIG-1",
+        "error": "a process or a monitor has it open"}])
+}
+
+#[tokio::test]
+async fn units_that_a_monitor_keeps_are_promised_to_no_pod_until_it_lets_go() {
+    let fake = Fake::with_pod();
+    let (bed, mut agent) = bed(&fake).await;
+    let there = inventory(&[("MIG-1", "2g.12gb", 0, 2)]);
+    let ordered = agent.report(&bed, &there, json!([])).await;
+    assert_eq!(without_term(ordered), orders(&[], &["MIG-1"]), "no pod has it");
+    assert_eq!(bed.filter(&wants("whole", "4g.24gb", 1)).await, json!(["n1"]));
+    for _ in 0..3 {
+        let ordered = agent.report(&bed, &there, held_open()).await;
+        assert_eq!(without_term(ordered), orders(&[], &["MIG-1"]), "it is tried again");
+        assert_eq!(bed.filter(&wants("whole", "4g.24gb", 1)).await, json!([]));
+        assert_eq!(bed.filter(&wants("two", "2g.12gb", 2)).await, json!([]));
+        assert_eq!(bed.filter(&wants("half", "2g.12gb", 1)).await, json!(["n1"]));
+    }
+    bed.app.ledger.audit().unwrap();
+    agent.report(&bed, &inventory(&[]), json!([])).await;
+    assert_eq!(bed.filter(&wants("whole", "4g.24gb", 1)).await, json!(["n1"]));
+}
+
+#[tokio::test]
+async fn a_pod_that_was_promised_units_which_a_monitor_keeps_gets_others() {
+    let fake = Fake::with_pod();
+    let (bed, mut agent) = bed(&fake).await;
+    let there = inventory(&[("MIG-1", "2g.12gb", 0, 2)]);
+    agent.report(&bed, &there, json!([])).await;
+    assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
+    let clock = Clock::start();
+    let began = clock.precise();
+    let fails = async {
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        let ordered = agent.report(&bed, &there, json!([])).await;
+        assert_eq!(without_term(ordered), orders(&[], &["MIG-1"]), "that has to go first");
+        agent.report(&bed, &there, held_open()).await
+    };
+    let (error, _) = tokio::join!(bed.bind(), fails);
+    assert!(
+        error.ends_with(
+            "`MIG-1` on these units cannot be removed: a process or a monitor has it open"
+        ),
+        "{error}"
+    );
+    assert!(clock.precise() - began < Duration::from_secs(2), "not after its patience");
+    assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
+    let made = async {
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        let ordered = agent.report(&bed, &there, held_open()).await;
+        assert_eq!(without_term(ordered), orders(&[("2g.12gb", 2)], &["MIG-1"]));
+        let both = inventory(&[("MIG-1", "2g.12gb", 0, 2), ("MIG-2", "2g.12gb", 2, 2)]);
+        agent.report(&bed, &both, held_open()).await
+    };
+    let (error, _) = tokio::join!(bed.bind(), made);
+    assert_eq!((error.as_str(), annotation(&fake, "uuids").as_str()), ("", "MIG-2"));
+    bed.app.ledger.audit().unwrap();
 }
 
 /// A GPU of a model without a table, in MIG mode, with the list of its agent. On units 6 and 7, an instance of others.
@@ -514,6 +579,68 @@ async fn an_instance_of_others_that_is_destroyed_under_a_pod_stays_allocated_to_
     agent.report(&bed, &there, json!([])).await;
     assert_eq!(bed.filter(&wants("other", "2g.12gb", 1)).await, json!([]));
     assert!(!verdict(&bed, "team-a/infer").await.contains("any more"));
+    bed.app.ledger.audit().unwrap();
+}
+
+/// MIG Manager, or an administrator, divides the GPU anew while a pod runs there. The driver gives the UUID of an
+/// instance to the next one on its units.
+#[tokio::test]
+async fn instances_that_others_make_under_a_pod_are_given_to_no_pod_and_go_by_no_order() {
+    for uuid in ["MIG-9", "MIG-1"] {
+        let fake = Fake::with_pod();
+        let (mut bed, mut agent) = bound(&fake).await;
+        see(&bed, &fake);
+        let (_stop, stopped) = tokio::sync::watch::channel(false);
+        tokio::spawn(background::run(Arc::clone(&bed.app), stopped));
+        tokio::spawn(bed.notices.take().unwrap().run());
+        let theirs = of_others(&[(uuid, "1g.6gb", 0, 1), ("MIG-8", "2g.12gb", 2, 2)]);
+        for _ in 0..3 {
+            let ordered = agent.report(&bed, &theirs, json!([])).await;
+            assert_eq!(without_term(ordered), orders(&[("2g.12gb", 0)], &[]), "{uuid}");
+        }
+        let said = notes(&fake, "DeviceLost").await;
+        assert!(said.len() == 1 && said[0].starts_with("its MIG instance MIG-1 "), "{said:?}");
+        assert_eq!(bed.state(), Some(ReservationState::Confirmed));
+        assert_eq!(bed.filter(&wants("other", "1g.6gb", 1)).await, json!([]), "{uuid}");
+        assert_eq!(bed.filter(&wants("half", "2g.12gb", 1)).await, json!(["n1"]), "MIG-8");
+        assert_eq!(bed.filter(&wants("two", "2g.12gb", 2)).await, json!([]));
+        assert_eq!(annotation(&fake, "uuids"), "MIG-1");
+        bed.app.ledger.audit().unwrap();
+        // They remove it, and the pod gets its own again.
+        let mut all = of_others(&[("MIG-8", "2g.12gb", 2, 2)]);
+        let again = inventory(&[("MIG-5", "2g.12gb", 0, 2)])[1].clone();
+        agent.report(&bed, &all, json!([])).await;
+        all.as_array_mut().unwrap().push(again);
+        agent.report(&bed, &all, json!([])).await;
+        for _ in 0..500 {
+            if annotation(&fake, "uuids") == "MIG-5" {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert_eq!(annotation(&fake, "uuids"), "MIG-5", "{uuid}");
+    }
+}
+
+/// The mode of a GPU is switched off and on under a pod.
+#[tokio::test]
+async fn a_pod_gets_its_instance_again_after_others_have_switched_the_mode() {
+    let fake = Fake::with_pod();
+    let (mut bed, mut agent) = bound(&fake).await;
+    see(&bed, &fake);
+    let (_stop, stopped) = tokio::sync::watch::channel(false);
+    tokio::spawn(background::run(Arc::clone(&bed.app), stopped));
+    tokio::spawn(bed.notices.take().unwrap().run());
+    let undivided = json!([{"id": "GPU-a", "index": 0, "model": "NVIDIA A30", "memoryMib": 24_576,
+        "reservedMib": 0, "kind": "Gpu", "healthy": true}]);
+    let ordered = agent.report(&bed, &undivided, json!([])).await;
+    assert!(ordered.is_null() || ordered["make"] == json!([]), "{ordered}");
+    assert_eq!(notes(&fake, "DeviceLost").await.len(), 1);
+    assert_eq!(bed.state(), Some(ReservationState::Confirmed));
+    bed.app.ledger.audit().unwrap();
+    let ordered = agent.report(&bed, &inventory(&[]), json!([])).await;
+    assert_eq!(without_term(ordered), orders(&[("2g.12gb", 0)], &[]));
+    assert_eq!(bed.filter(&wants("whole", "4g.24gb", 1)).await, json!([]), "its units");
     bed.app.ledger.audit().unwrap();
 }
 

@@ -71,7 +71,9 @@ impl ToMake {
     fn of(node_state: &NodeState, placement: &Placement) -> Self {
         let placed = placement.devices.iter();
         let mut promised = placed.filter(|placed| is_promised(node_state, &placed.id));
-        let has_failed = promised.clone().any(|placed| node_state.has_failed(&placed.id));
+        let has_failed = promised.clone().any(|placed| {
+            node_state.has_failed(&placed.id) || node_state.held_open_at(&placed.id).is_some()
+        });
         match promised.next() {
             None => Self::Nothing,
             Some(_) if has_failed => Self::Failed,

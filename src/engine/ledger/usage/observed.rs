@@ -1,5 +1,7 @@
 //! What the ledger notes of the reports beside the amounts: use, isolation, conditions.
 
+use std::collections::BTreeSet;
+
 use crate::hardware::spots::Spot;
 use crate::ledger::nodes::state::Ledger;
 use crate::model::device_state::Verification;
@@ -145,6 +147,8 @@ impl Ledger {
         let not_made = report.mig_failures.iter().filter(|failed| failed.removed.is_none());
         let not_made: Vec<_> =
             not_made.map(|failed| (Spot::of_failed(failed), failed.hidden)).collect();
+        let held_open = report.mig_failures.iter().filter_map(|failed| failed.removed.clone());
+        let held_open: BTreeSet<DeviceId> = held_open.collect();
         let limits = report.limits.take().map(|(_, gpus)| gpus).unwrap_or_default();
         let (mut events, found, started) = node_entry.look(|version, node_state| {
             let mut details = node_entry.details.lock();
@@ -156,6 +160,9 @@ impl Ledger {
         events.extend(self.set_verification(at, &found));
         if !node_entry.look(|_, node_state| node_state.has_limits(&limits)) {
             events.extend(self.change_node(at, |node_state| node_state.note_limits(limits)));
+        }
+        if !node_entry.look(|_, node_state| node_state.has_held_open(&held_open)) {
+            events.extend(self.change_node(at, |node_state| node_state.note_held_open(&held_open)));
         }
         if !not_made.is_empty() {
             events
@@ -233,8 +240,14 @@ impl Ledger {
     pub fn why_not_made(&self, placement: &Placement) -> Option<String> {
         let at = self.position(placement.node.as_str())?;
         let node_entry = self.node_entry(at);
+        let held_open = node_entry.look(|_, node_state| {
+            let mut placed = placement.devices.iter();
+            placed.find_map(|placed| node_state.held_open_at(&placed.id)).cloned()
+        });
         let details = node_entry.details.lock();
-        details.why_not_made(placement.spots.iter().flatten()).map(str::to_owned)
+        let held_open = held_open.and_then(|id| details.why_not_removed(&id));
+        held_open
+            .or_else(|| details.why_not_made(placement.spots.iter().flatten()).map(str::to_owned))
     }
 
     /// What is known of a node beside its state; empty for an unknown node.

@@ -1,6 +1,6 @@
 //! MIG instances that are made on demand: where there is room for one, and what becomes of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 use crate::hardware::device_class::DeviceClasses;
@@ -372,6 +372,27 @@ fn where_an_instance_could_not_be_made_none_is_for_a_minute() {
     assert!(bed.node.is_anything_due(limit, Timestamp::from_millis(61_000)));
     bed.node.expire(limit, Timestamp::from_millis(61_000));
     assert_eq!(bed.fitting("4g.24gb"), 2);
+}
+
+#[test]
+fn the_units_of_an_instance_that_cannot_be_removed_are_promised_to_no_pod() {
+    let mut bed = Bed::new(&[("MIG-1", "2g.12gb", 0, 2, true)]);
+    bed.node.observe(&[DeviceUse::idle(id("MIG-1"))], Timestamp::START);
+    let fitting = |bed: &Bed| ["1g.6gb", "2g.12gb", "4g.24gb"].map(|profile| bed.fitting(profile));
+    assert_eq!(fitting(&bed), [8, 4, 2], "it is to go");
+    bed.node.note_held_open(&[id("MIG-1"), id("MIG-unknown")].into());
+    assert_eq!((fitting(&bed), bed.node.audit()), ([6, 3, 1], Ok(())));
+    assert_eq!(bed.node.instance_orders().remove, [id("MIG-1")], "the agent tries again");
+    assert_eq!(bed.place("p", "mig=4g.24gb").unwrap(), "GPU-b/0/4g-24gb");
+    assert_eq!(lacks(&bed, "mig=2g.12gb"), Some((0, "GPU-a/2/2g-12gb".to_owned())));
+    // What failed because of it can be made as soon as it is gone.
+    bed.node.note_failures([(spot("4g.24gb", 0), None)], Timestamp::START);
+    assert_eq!(bed.node.held_open_at(&id("GPU-a/0/4g-24gb")), Some(&id("MIG-1")));
+    assert_eq!(bed.node.held_open_at(&id("GPU-a/2/2g-12gb")), None);
+    let before = StateBefore::of(&bed.node);
+    bed.node.note_held_open(&BTreeSet::new());
+    assert_eq!(before.events(&bed.node), [LedgerEvent::Room(NodeName::new("n"))]);
+    assert_eq!(fitting(&bed), [4, 2, 1]);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use crate::doctor::cluster_facts::{AdmissionFacts, CheckPlan, ClusterFacts, Depl
 use crate::doctor::finding::{Findings, Found, lines};
 use crate::doctor::nodes::ClusterFleet;
 use crate::doctor::operator::driver_upgrades::upgrades;
+use crate::doctor::operator::mig_monitors::monitors;
 use crate::doctor::parts::{
     Images, deployment, kubernetes, leader, namespace, quotas, runtime_classes, start_failures,
     versions, workload_classes,
@@ -19,7 +20,7 @@ use wire::api::commands::Check;
 /// What is looked at, and the rule.
 type Rule = fn(&ClusterFacts, &CheckPlan<'_>) -> Found;
 
-const RULES: [Rule; 23] = [
+const RULES: [Rule; 24] = [
     |facts, _| Ok(namespaces(facts).into()),
     |facts, _| deployment("extender", &facts.parts.extender),
     led,
@@ -31,6 +32,7 @@ const RULES: [Rule; 23] = [
     |facts, _| nodes::kubelets(&facts.fleet),
     |facts, _| nodes::ends(&facts.fleet),
     |facts, _| nodes::owners(&facts.fleet),
+    |facts, _| monitors(&facts.monitors, &facts.fleet),
     |facts, _| upgrades(&facts.operator),
     |facts, plan| versions(plan.program, &images(&facts.parts, &facts.fleet)),
     |facts, _| runtime_classes(&facts.user_pods.runtime_classes, facts.config.as_ref()),

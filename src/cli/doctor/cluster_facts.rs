@@ -21,6 +21,7 @@ use crate::doctor::finding::{Findings, short};
 use crate::doctor::nodes::{ClusterFleet, Reports};
 use crate::doctor::objects::{NodeSummary, OwnPod, WorkloadSummary};
 use crate::doctor::operator::driver_upgrades::OperatorFacts;
+use crate::doctor::operator::mig_monitors::Monitor;
 use crate::doctor::parts::configuration;
 use crate::doctor::proof::certificates::{Served, ShownFiles, Trust};
 use crate::doctor::proof::handshake::{Door, chain};
@@ -117,6 +118,8 @@ pub(crate) struct ClusterFacts {
     pub(crate) rights: Vec<(NeededRight, Read<ReviewAnswer>)>,
     pub(crate) fleet: ClusterFleet,
     pub(crate) operator: OperatorFacts,
+    /// DaemonSets that have MIG instances open.
+    pub(crate) monitors: Read<Vec<Option<Monitor>>>,
     pub(crate) service: Read<Service>,
     pub(crate) user_pods: UserPods,
     pub(crate) admission: AdmissionFacts,
@@ -178,6 +181,7 @@ impl ClusterFacts {
         step("nodes, agents and their reports");
         let fleet = fleet(plan, &places, config.as_ref()).await;
         let operator = OperatorFacts::read(reader).await;
+        let monitors = reader.list(&rights::DAEMON_SETS, "", Monitor::of).await;
         let service = plan.own(&rights::SERVICES, "gpupack");
         step("runtime, quotas and events");
         let user_pods = UserPods::read(plan, config.as_ref(), &fleet).await;
@@ -214,6 +218,7 @@ impl ClusterFacts {
             rights,
             fleet,
             operator,
+            monitors,
             user_pods,
             api_service,
             certificates,

@@ -177,6 +177,8 @@ pub(crate) struct NodeSummary {
     pub(crate) stops_clients: bool,
     /// Whether gpupack makes MIG instances in its pool.
     pub(crate) is_divided: bool,
+    /// Its labels, if so.
+    pub(crate) labels: BTreeMap<String, String>,
     /// Whether gpupack restarts containers of its pool: it lends.
     pub(crate) moves_pods: bool,
     /// The version of its kubelet, as that reports it.
@@ -204,6 +206,7 @@ impl NodeSummary {
             _ => true, // also while it is paused
         };
         let profiles = allocatable.keys().filter_map(|name| name.strip_prefix(MIG_PREFIX));
+        let is_divided = pool.is_some_and(|rule| rule.mig.makes());
         Self {
             has_gpus: label(PRESENT) == "true",
             product: label(PRODUCT),
@@ -213,10 +216,11 @@ impl NodeSummary {
             mig_state: label(MIG_STATE),
             has_mig_manager,
             stops_clients: labels.contains_key(CLIENTS),
-            is_divided: pool.is_some_and(|rule| rule.mig.makes()),
+            is_divided,
             moves_pods: pool.is_some_and(|rule| rule.borrow != Borrow::None),
             kubelet: status.node_info.map(|info| info.kubelet_version).unwrap_or_default(),
             name: node.metadata.name.unwrap_or_default(),
+            labels: if is_divided { labels } else { BTreeMap::new() },
         }
     }
 }

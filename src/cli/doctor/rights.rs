@@ -66,6 +66,7 @@ pub(crate) fn needed(Places { system, agents, .. }: &Places) -> Vec<ObjectPath> 
         LEASES.within(system).named("gpupack"),
         SERVICES.within(system).named("gpupack"),
         DAEMON_SETS.within(agents),
+        DAEMON_SETS.clone(),
         PODS.within(agents),
         WEBHOOKS.clone(),
         POLICIES.named("gpupack-placement"),

@@ -222,6 +222,14 @@ table! {
             => "keep the DRA driver off gpupack's nodes (its kubelet plugin has a nodeSelector)";
         OWNERS_OK Good "only gpupack gives out the GPUs of its nodes";
     }
+    "monitors of MIG instances" {
+        MONITORS Unread "the DaemonSets of monitors";
+        HOLDS_INSTANCES Warning "{0} ({1}) keeps MIG instances open that gpupack is to remove, on {#node}: {..}"
+            => "turn it off there: kubectl label node {2} {3}=false --overwrite (docs/mig.md#monitors)";
+        KEEPS_INSTANCES Warning "{0} ({1}) keeps MIG instances open that gpupack is to remove, on {#node}: {..}"
+            => "keep it off these nodes, by the nodeSelector or nodeAffinity of the DaemonSet (docs/mig.md#monitors)";
+        NO_MONITORS Good "no DaemonSet of NVIDIA's monitors runs where gpupack makes MIG instances";
+    }
     "driver upgrades" {
         CLUSTER_POLICY Unread "the ClusterPolicy of the GPU Operator";
         NVIDIA_DRIVER Unread "the NVIDIADrivers of the GPU Operator";

@@ -135,7 +135,7 @@ fn replace(map: &str, file: &str, from: &str, to: &str, fake: &FakeCluster) {
 }
 
 /// What breaks, the check that names it, a part of what it says, and a part of the fix.
-const BREAKS: [(Break, &str, &str, &str); 25] = [
+const BREAKS: [(Break, &str, &str, &str); 26] = [
     (
         |fake| {
             let policy = json!({"autoUpgrade": true, "drain": {"enable": false}});
@@ -244,6 +244,28 @@ const BREAKS: [(Break, &str, &str, &str); 25] = [
         "owners of GPUs",
         "kubelet also gives out GPUs of 1 node of gpupack (gpu-b; nvidia.com/gpu: 4)",
         "kubectl label node gpu-b",
+    ),
+    (
+        |fake| {
+            let divided = "policy: fragmentation\npools: {a: {mig: on_demand}}";
+            replace("gpupack", "gpupack.yaml", "policy: fragmentation", divided, fake);
+            let switch = "nvidia.com/gpu.deploy.dcgm";
+            fake.change("/api/v1/nodes", |list| {
+                for (label, value) in [("gpupack.dev/pool", "a"), (switch, "true")] {
+                    list["items"][1]["metadata"]["labels"][label] = value.into();
+                }
+            });
+            let labels = json!({"app": "nvidia-dcgm"});
+            let pods = json!({"nodeSelector": {switch: "true"}, "containers":
+                [{"name": "nvidia-dcgm-ctr", "image": "nvcr.io/nvidia/cloud-native/dcgm:4.4.2"}]});
+            let set = json!({"metadata": {"name": "nvidia-dcgm", "namespace": "gpu-operator"},
+                "spec": {"selector": {"matchLabels": labels},
+                    "template": {"metadata": {"labels": labels}, "spec": pods}}});
+            fake.list("/apis/apps/v1/daemonsets", &[set]);
+        },
+        "monitors of MIG instances",
+        "DCGM (gpu-operator/nvidia-dcgm) keeps MIG instances open that gpupack is to remove, on 1 node: gpu-b",
+        "kubectl label node gpu-b nvidia.com/gpu.deploy.dcgm=false --overwrite",
     ),
     (
         |fake| {
@@ -578,7 +600,7 @@ async fn without_an_answer_it_says_so() {
     fake.answer(REVIEWS, 201, &json!({"status": {"allowed": false}}));
     let (code, checks) = diagnosed(&fake, &[]).await;
     assert_eq!((code, checks.len()), (Some(3), 2), "{checks:#?}");
-    assert!(checks[1].found.contains("none of the 25 rights"), "{checks:#?}");
+    assert!(checks[1].found.contains("none of the 26 rights"), "{checks:#?}");
     let fake = FakeCluster::empty();
     fake.answer_text("/version", refusal(401, "Unauthorized"));
     let config = kubeconfig(&folder, &format!("http://{}", fake.serve().await));

@@ -10,6 +10,7 @@ use rustls::pki_types::ServerName;
 use crate::gpu::clearing::Clearing;
 use crate::gpu::lent_limits::LentLimits;
 use crate::gpu::library_gate::LibraryGate;
+use crate::mig::device_nodes::{DeviceNodes, OPERATORS_ROOT};
 use crate::mig::on_demand::MigOnDemand;
 use crate::mps::daemons::{Duty, MpsDaemons, MpsSettings, QUERY_EVERY};
 use crate::node::client::Proof;
@@ -137,6 +138,11 @@ pub struct MigOnDemandArgs {
     /// Folder with the list of the MIG instances that were made since the last boot.
     #[arg(long, value_name = "PATH", default_value = "/run/gpupack/mig")]
     pub mig_folder: PathBuf,
+
+    /// Folder on the node in which a driver has its own `dev`, beside `/`: the device nodes of instances are made there,
+    /// too. May be given several times.
+    #[arg(long, value_name = "PATH", default_value = OPERATORS_ROOT)]
+    pub driver_root: Vec<PathBuf>,
 }
 
 /// What the agent does with the MPS control daemons.
@@ -298,7 +304,7 @@ async fn run_until_signal(args: AgentArgs, node: &str, clock: Clock) -> anyhow::
     let listed = Some(capabilities.clone());
     config.upkeep =
         Upkeep { proc_root, capabilities: listed, was_loaded, daemons: managed, ..upkeep };
-    let pods = PodsByProcess::new(args.proc_root);
+    let pods = PodsByProcess::new(args.proc_root.clone());
     let ignored = args.ignore_xids.iter().copied().map(u64::from).collect();
     let probe = NvmlProbe::new(args.nvml_library.clone(), pods).ignoring(ignored);
     let probe = probe.with_capabilities(capabilities);
@@ -309,7 +315,8 @@ async fn run_until_signal(args: AgentArgs, node: &str, clock: Clock) -> anyhow::
     if let Some(mig) = &config.mig {
         probe = probe.with_mig(mig.clone());
         let maker = MigMaker::new(args.nvml_library, mig.clone(), clock, kubelet.owned());
-        let mut maker = maker.with_gate(gate.clone());
+        let nodes = DeviceNodes::new(&args.proc_root, args.mig.driver_root);
+        let mut maker = maker.with_gate(gate.clone()).with_nodes(nodes);
         if args.mig.mig_adopt {
             maker = maker.adopting();
         }

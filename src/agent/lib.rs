@@ -33,6 +33,8 @@ pub mod mig {
     pub mod plan;
     pub mod attempts;
     pub mod made;
+    pub mod device_nodes;
+    pub(crate) mod kept_nodes;
     pub mod on_demand;
     pub(crate) mod capabilities;
 }

@@ -104,6 +104,7 @@ mod agent {
         mod lent;
         /// MIG instances on demand.
         mod mig;
+        mod mig_nodes;
         mod mig_of_others;
         /// Daemons of MPS, and what holds their clients.
         mod mps;

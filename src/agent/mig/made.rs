@@ -88,6 +88,17 @@ impl Content {
     }
 }
 
+/// How an instance stands to those that were made here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It was made here, or taken over.
+    Made,
+    /// It is whole, but was not ready at the last look.
+    New,
+    /// It is of others, or has no device.
+    Other,
+}
+
 /// The instances made since the last boot, and the file with them.
 #[derive(Debug)]
 pub struct MadeInstances {
@@ -209,6 +220,24 @@ impl MadeInstances {
         made.chain(removed).chain(unfinished).cloned().collect()
     }
 
+    /// How an instance stands to those that were made here.
+    pub fn standing(&self, gpu: &GpuLayout, instance: &GpuInstance) -> Standing {
+        let is_begun = |work: &Unfinished| work.is_new && work.is(gpu, instance);
+        let mut made = self.content.made.keys();
+        if made.any(|uuid| self.content.is_made(uuid, instance)) {
+            Standing::Made
+        } else if !instance.devices.is_empty() && self.content.unfinished.iter().any(is_begun) {
+            Standing::New
+        } else {
+            Standing::Other
+        }
+    }
+
+    /// How many instances were made here, as far as it is known.
+    pub fn count(&self) -> usize {
+        self.content.made.len()
+    }
+
     /// The orders of which none is about an instance that was not made here.
     pub fn own(&self, orders: &MigOrders) -> MigOrders {
         let own = orders.remove.iter().filter(|uuid| self.content.made.contains_key(*uuid));
@@ -264,6 +293,11 @@ impl MadeInstances {
 
     /// Whether the agent made this instance since the last boot, or is making it.
     pub fn has_made(&self, device: &DeviceReport) -> bool {
+        self.is_noted(device) || self.is_making(device)
+    }
+
+    /// Whether the agent is making this instance: it is not ready before it is noted as made.
+    pub fn is_making(&self, device: &DeviceReport) -> bool {
         let (DeviceKind::MigInstance, Some(gpu)) = (device.kind, &device.parent) else {
             return false;
         };
@@ -274,8 +308,12 @@ impl MadeInstances {
             });
             work.is_new && work.gpu == *gpu && is_there
         };
-        let is_made = self.content.made.contains_key(&device.uuid) && self.lies_as_made(device);
-        is_made || self.content.unfinished.iter().any(is_it)
+        !self.is_noted(device) && self.content.unfinished.iter().any(is_it)
+    }
+
+    /// Whether a device is noted as made, and does not lie elsewhere than the one that was made under its UUID.
+    fn is_noted(&self, device: &DeviceReport) -> bool {
+        self.content.made.contains_key(&device.uuid) && self.lies_as_made(device)
     }
 
     /// Whether a device does not lie elsewhere than the one that was made under its UUID.

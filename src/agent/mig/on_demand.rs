@@ -154,6 +154,11 @@ impl MigOnDemand {
         self.shared.made.lock()
     }
 
+    /// Whether this instance is being made: it is not reported before it is ready.
+    pub fn is_making(&self, device: &DeviceReport) -> bool {
+        self.made().is_making(device)
+    }
+
     /// Marks the instances of an inventory that were made here, and forgets those that it lacks.
     /// `changes` is [`MadeInstances::changes`] from before the inventory was read.
     pub fn mark(&self, inventory: &mut [DeviceReport], changes: u64) {

@@ -37,6 +37,27 @@ pub struct Layouts {
     pub gpus: Vec<GpuLayout>,
     /// UUIDs of the others, each with its error.
     pub unread: BTreeMap<String, String>,
+    /// Instances begun here that no container could use yet; in `gpus` they have no devices.
+    pub nodeless: Vec<Nodeless>,
+}
+
+impl Layouts {
+    /// What keeps the instance at this place from being ready, if it is one without device nodes.
+    pub fn nodeless_at(&self, place: &Unfinished) -> Option<Obstacle> {
+        let mut all = self.nodeless.iter();
+        let found = all.find(|it| it.gpu == place.gpu && it.slot == place.slot)?;
+        Some(Obstacle { error: found.error.clone(), hidden: Some(found.slot) })
+    }
+}
+
+/// A GPU instance whose device nodes are not there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nodeless {
+    pub gpu: String,
+    /// The units that it covers.
+    pub slot: Units,
+    /// Why they are not: one sentence.
+    pub error: String,
 }
 
 /// A GPU instance.
@@ -290,6 +311,9 @@ fn make(
         return Ok(Some((Work::Make, begun)));
     };
     let is_it = begun.is(gpu, there);
+    if let Some(obstacle) = layouts.nodeless_at(&Unfinished { slot: there.slot, ..begun.clone() }) {
+        return Err(obstacle);
+    }
     if is_it && !there.devices.is_empty() {
         return Ok(None);
     }

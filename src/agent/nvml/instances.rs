@@ -194,6 +194,15 @@ pub(crate) fn layouts(
     Ok(layouts)
 }
 
+/// The minor number of a GPU, once [`layouts`] has found it.
+///
+/// # Errors
+/// The meaning of the driver's error, for people.
+pub(crate) fn minor_number(round: &Round<'_>, uuid: &str) -> Result<u32, String> {
+    let minor = round.gpu(uuid).and_then(|gpu| gpu.minor_number());
+    minor.map_err(|error| format!("the minor number of the GPU is not known: {}", cause(&error)))
+}
+
 /// The instances of one GPU.
 pub(crate) fn layout_of(
     round: &Round<'_>,

@@ -13,9 +13,11 @@ use tokio::sync::watch;
 use crate::gpu::library_gate::LibraryGate;
 use crate::gpu::sample::ProbeError;
 use crate::mig::attempts::Attempts;
+use crate::mig::device_nodes::DeviceNodes;
+use crate::mig::kept_nodes::{KeptNodes, LookedAt, standings};
 use crate::mig::on_demand::MigOnDemand;
 use crate::mig::plan;
-use crate::mig::plan::{GpuLayout, Layouts, MigOrder, MigPlan, MigStep, Obstacle, Unfinished};
+use crate::mig::plan::{Layouts, MigOrder, MigPlan, MigStep, Obstacle, Unfinished};
 use crate::nvml::instances;
 use crate::nvml::instances::{KnownProfiles, Looked, Round, StepError};
 use crate::nvml::library::{LIBRARY, open};
@@ -42,6 +44,8 @@ pub struct MigMaker {
     gate: Option<LibraryGate>,
     /// The devices that kubelet hands out, once these are known.
     of_kubelet: watch::Receiver<Option<BTreeSet<String>>>,
+    /// The device nodes of what was made here; without it none are made.
+    nodes: Option<KeptNodes>,
 }
 
 /// Whose instances it has yet to take over.
@@ -84,6 +88,7 @@ impl MigMaker {
             adoption: Adoption::Done,
             gate: None,
             of_kubelet,
+            nodes: None,
         }
     }
 
@@ -97,6 +102,12 @@ impl MigMaker {
     #[must_use]
     pub fn with_gate(self, gate: LibraryGate) -> Self {
         Self { gate: Some(gate), ..self }
+    }
+
+    /// Makes the device nodes of the instances that it makes. None is reported before it has them.
+    #[must_use]
+    pub fn with_nodes(self, nodes: DeviceNodes) -> Self {
+        Self { nodes: Some(KeptNodes::new(nodes)), ..self }
     }
 
     fn is_closed(&self) -> bool {
@@ -136,29 +147,50 @@ impl MigMaker {
         if let Err(error) = self.adopt() {
             tracing::warn!(%error, "cannot take over MIG instances of others, trying again");
         }
-        let longest_without_orders = match self.adoption {
-            Adoption::Done => LOOK_WITHOUT_ORDERS,
-            Adoption::All | Adoption::Rest(_) => LOOK_EVERY,
-        };
+        if let Some(nodes) = &mut self.nodes {
+            nodes.renew();
+        }
         loop {
             if self.is_closed() {
                 return LOOK_EVERY;
             }
             let orders = self.on_demand.orders();
             let has_orders = !orders.make.is_empty() || !orders.remove.is_empty();
-            if !has_orders && self.on_demand.made().unfinished().is_empty() {
+            if !has_orders && !self.has_to_look() {
                 self.settle(&BTreeSet::new());
-                return longest_without_orders;
+                return self.longest_without_orders();
             }
             match self.obey(&orders) {
                 Ok(RoundEnd::Overtaken) => continue,
                 Ok(RoundEnd::Done) => {}
                 Err(error) => self.fail_all(&orders, &error),
             }
-            let longest = if has_orders { LOOK_EVERY } else { longest_without_orders };
+            let longest = if has_orders { LOOK_EVERY } else { self.longest_without_orders() };
             let now = self.clock.now();
             let again = self.attempts.next().map(|at| at.since(now).max(Duration::from_millis(1)));
             return again.map_or(longest, |again| again.min(longest));
+        }
+    }
+
+    /// Whether nodes of instances are to be kept.
+    fn keeps_nodes(&self) -> bool {
+        self.nodes.is_some() && self.on_demand.made().count() > 0
+    }
+
+    /// Whether the instances have to be looked at though nothing is ordered.
+    fn has_to_look(&self) -> bool {
+        !self.on_demand.made().unfinished().is_empty() || self.expects_look()
+    }
+
+    /// Whether it is not known yet which instances have nodes to keep.
+    fn expects_look(&self) -> bool {
+        self.keeps_nodes() && self.nodes.as_ref().is_some_and(KeptNodes::expects_look)
+    }
+
+    fn longest_without_orders(&self) -> Duration {
+        match self.adoption {
+            Adoption::Done if !self.keeps_nodes() => LOOK_WITHOUT_ORDERS,
+            Adoption::Done | Adoption::All | Adoption::Rest(_) => LOOK_EVERY,
         }
     }
 
@@ -186,6 +218,7 @@ impl MigMaker {
                 count,
                 "took over MIG instances that others made: idle ones are removed"
             );
+            self.nodes.iter_mut().for_each(KeptNodes::expect_look);
             self.on_demand.note_change();
         }
         let Some((gpu, error)) = layouts.unread.first_key_value() else {
@@ -203,10 +236,14 @@ impl MigMaker {
         let mut round = Round::new(&nvml);
         let mut open_orders = BTreeSet::new();
         let concerned = self.on_demand.made().concerned(orders);
+        let is_whole = self.expects_look();
         for plan in [plan::removals as Planner, plan::makes] {
-            let looked = Looked::At(&concerned);
-            let layouts = instances::layouts(&mut round, looked, &mut self.profiles)?;
-            let unfinished = self.look(&layouts.gpus);
+            let looked = if is_whole { Looked::AtAll } else { Looked::At(&concerned) };
+            let mut layouts = instances::layouts(&mut round, looked, &mut self.profiles)?;
+            let unfinished = self.look(&round, &mut layouts);
+            if is_whole && layouts.unread.is_empty() {
+                self.nodes.iter_mut().for_each(KeptNodes::note_look);
+            }
             let own = self.on_demand.made().own(orders);
             let mut plan = plan(&own, &layouts, &unfinished);
             open_orders.extend(plan.orders());
@@ -220,13 +257,17 @@ impl MigMaker {
                     return Ok(RoundEnd::Overtaken);
                 }
                 match self.carry_out(&round, step) {
-                    Ok(()) => {
+                    Ok(None) => {
                         open_orders.remove(&step.order);
                         self.attempts.succeed(&step.order);
                         self.on_demand.note_failures(self.attempts.failures());
                     }
                     Err(error) => {
                         self.fail(&step.order, step.refused(error), self.clock.now());
+                    }
+                    Ok(Some(obstacle)) => {
+                        self.attempts.refuse(step.order.clone(), obstacle);
+                        self.on_demand.note_failures(self.attempts.failures());
                     }
                 }
                 self.on_demand.note_change();
@@ -236,17 +277,24 @@ impl MigMaker {
         Ok(RoundEnd::Done)
     }
 
-    /// Notes what became of what was begun. Returns what is still begun.
-    fn look(&self, layouts: &[GpuLayout]) -> Vec<Unfinished> {
+    /// Lets what was made here have device nodes, and notes what became of what was begun. Returns what is still begun.
+    fn look(&mut self, round: &Round<'_>, layouts: &mut Layouts) -> Vec<Unfinished> {
+        if let Some(nodes) = &mut self.nodes {
+            for gpu in &mut layouts.gpus {
+                let standings = standings(&self.on_demand.made(), gpu);
+                let minor = instances::minor_number(round, &gpu.uuid);
+                layouts.nodeless.extend(nodes.look(LookedAt { gpu, minor }, &standings));
+            }
+        }
         let mut made = self.on_demand.made();
-        if let Err(error) = made.settle(layouts) {
+        if let Err(error) = made.settle(&layouts.gpus) {
             tracing::warn!(%error, "the list of MIG instances made here cannot be written");
         }
         made.unfinished().to_vec()
     }
 
-    /// Carries out one step, and notes it before and after.
-    fn carry_out(&mut self, round: &Round<'_>, step: &MigStep) -> Result<(), String> {
+    /// Carries out one step, and notes it before and after. Returns why the instance that it made is not ready.
+    fn carry_out(&mut self, round: &Round<'_>, step: &MigStep) -> Result<Option<Obstacle>, String> {
         let begun = self.on_demand.made().begin(step.begun.clone());
         begun.map_err(|error| {
             format!("the list of instances made here cannot be written (`--mig-folder`): {error}")
@@ -278,17 +326,19 @@ impl MigMaker {
         {
             tracing::warn!(%error, "the list of MIG instances made here cannot be written");
         }
+        let mut layouts = Layouts::default();
         match instances::layout_of(round, gpu, &mut self.profiles) {
             Ok(layout) => {
                 if outcome.is_err() && step.begun.is_new {
                     self.on_demand.made().refused(&step.begun, &layout);
                 }
-                drop(self.look(&[layout]));
+                layouts.gpus.push(layout);
+                drop(self.look(round, &mut layouts));
             }
             // The next round notes what became of it.
             Err(error) => tracing::warn!(%error, "MIG instances cannot be read"),
         }
-        outcome.map_err(|error| error.to_string())
+        outcome.map(|()| layouts.nodeless_at(&step.begun)).map_err(|error| error.to_string())
     }
 
     fn fail(&mut self, order: &MigOrder, obstacle: Obstacle, now: Timestamp) {

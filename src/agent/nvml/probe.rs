@@ -305,6 +305,9 @@ impl NvmlProbe {
         seen.retain(|device| {
             device.report.parent.as_ref().is_none_or(|parent| there.contains(parent))
         });
+        if let Some(on_demand) = &self.on_demand {
+            seen.retain(|device| !on_demand.is_making(&device.report));
+        }
         seen.truncate(MAX_DEVICES_PER_NODE);
         open.details.retain(|uuid, _| there.contains(uuid));
         open.utilization_seen.retain(|uuid, _| there.contains(uuid));

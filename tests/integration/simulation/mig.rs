@@ -163,7 +163,7 @@ impl MigNode {
     }
 
     fn layouts(&self) -> Layouts {
-        Layouts { gpus: self.gpus.clone(), unread: BTreeMap::new() }
+        Layouts { gpus: self.gpus.clone(), ..Layouts::default() }
     }
 
     /// Another GPU takes the place of one.
@@ -186,8 +186,11 @@ impl MigNode {
     /// The devices of the node, as its agent reports them, and the uses of those that have any.
     pub(super) fn sampled(&self) -> (Vec<DeviceReport>, Vec<Gpu>) {
         let changes = self.on_demand.made().changes();
-        let (mut devices, used) = self.devices();
+        let (mut devices, mut used) = self.devices();
+        let is_shown = |device: &DeviceReport| !self.on_demand.is_making(device);
+        devices.retain(is_shown);
         self.on_demand.mark(&mut devices, changes);
+        used.retain(|used| devices.iter().any(|device| device.uuid == used.id));
         (devices, used)
     }
 

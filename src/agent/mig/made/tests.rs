@@ -43,8 +43,16 @@ fn an_instance_is_known_as_made_here_from_its_beginning_to_its_end() {
     made.begin(work(3, true)).unwrap();
     assert!(made.has_made(&instance("MIG-1", 3)), "a sample may see it before it is noted");
     assert!(!made.has_made(&instance("MIG-2", 2)));
+    assert!(made.is_making(&instance("MIG-1", 3)) && !made.is_making(&instance("MIG-2", 2)));
+    let seen = layout(&[(3, &["MIG-1"]), (2, &["MIG-2"]), (4, &[])]);
+    let standing = |made: &MadeInstances| {
+        seen[0].instances.iter().map(|it| made.standing(&seen[0], it)).collect::<Vec<_>>()
+    };
+    assert_eq!(standing(&made), [Standing::New, Standing::Other, Standing::Other]);
     made.settle(&layout(&[(3, &["MIG-1"]), (2, &["MIG-2"])])).unwrap();
     assert_eq!(made.unfinished(), []);
+    assert_eq!(standing(&made), [Standing::Made, Standing::Other, Standing::Other]);
+    assert!(!made.is_making(&instance("MIG-1", 3)), "it is ready");
     // Another run of the agent.
     let mut made = MadeInstances::read(&folder, boot(1));
     assert!(made.has_made(&instance("MIG-1", 3)) && !made.has_made(&instance("MIG-2", 2)));

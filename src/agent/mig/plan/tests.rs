@@ -145,3 +145,22 @@ fn what_a_crash_left_is_completed_if_it_is_ordered_and_else_removed() {
     let full = at(gpu(&[(3, "1g.10gb", 0, &["MIG-3"])]));
     assert_eq!(removals(&none, &full, &left), MigPlan::default(), "it is whole");
 }
+
+#[test]
+fn an_instance_without_device_nodes_fails_its_order_and_is_removed_when_that_ends() {
+    let slot = Units { start: 2, size: 2 };
+    let error = "no node".to_owned();
+    let nodeless = vec![Nodeless { gpu: "GPU-a".to_owned(), slot, error: error.clone() }];
+    let layouts = Layouts { nodeless, ..at(gpu(&[(5, "2g.20gb", 2, &[])])) };
+    let begun = Unfinished { gpu: "GPU-a".to_owned(), profile: 14, slot, is_new: true };
+    for wanted in [place("2g.20gb", 2), place("1g.10gb", 3)] {
+        let orders = MigOrders { make: vec![wanted.clone()], ..MigOrders::default() };
+        let plan = makes(&orders, &layouts, std::slice::from_ref(&begun));
+        let obstacle = Obstacle { error: error.clone(), hidden: Some(slot) };
+        assert_eq!(plan.failures, [(MigOrder::to_make(wanted), obstacle)]);
+        assert!(plan.steps.is_empty(), "it has a compute instance: nothing completes it");
+    }
+    let plan = removals(&MigOrders::default(), &layouts, &[begun]);
+    assert_eq!(plan.steps.len(), 1);
+    assert_eq!(plan.steps[0].work, Work::Remove(5));
+}

@@ -5,6 +5,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::time::Duration;
 
+use agent::mig::device_nodes::DeviceNodes;
 use agent::mig::on_demand::MigOnDemand;
 use agent::node::client::Proof;
 use agent::node::config::AgentConfig;
@@ -53,8 +54,11 @@ pub(super) fn bed(scenario: &Value) -> Bed {
     bed
 }
 
-/// The id of the boot that the process table shows.
+/// The id of the boot that the process table shows. The driver of the node has no device nodes of its own.
 fn boot(bed: &Bed, id: &str) {
+    let of_kernel = bed.proc_root().join("1/root").join("proc");
+    std::fs::create_dir_all(&of_kernel).unwrap();
+    std::fs::write(of_kernel.join("devices"), "Character devices:\n").unwrap();
     let folder = bed.proc_root().join("sys/kernel/random");
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::write(folder.join("boot_id"), format!("{id}\n")).unwrap();
@@ -97,6 +101,7 @@ impl Agent {
         let probe = bed.probe().with_mig(mig.clone());
         let (_, kubelets) = tokio::sync::watch::channel(Some(BTreeSet::new()));
         let maker = MigMaker::new(Some(bed.library()), mig, clock, kubelets);
+        let maker = maker.with_nodes(DeviceNodes::new(&bed.proc_root(), Vec::new()));
         let threads =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let threads = threads.unwrap();

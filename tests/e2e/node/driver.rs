@@ -7,6 +7,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
+use super::cage::Cage;
 use super::programs::said_by;
 use crate::fleet::FleetGpu;
 
@@ -37,6 +38,10 @@ pub(crate) struct Driver {
     mig: bool,
     at_boot: Vec<(&'static str, u32)>,
 }
+
+/// The major number of the nodes of MIG instances. The minor number has the digits of GPU and GPU instance, and a 0; that
+/// of the compute instance ends with a 1.
+pub(crate) const CAPS: u32 = 505;
 
 /// MIG instances as the stand-in has them, by UUID: profile and first unit.
 pub(crate) type Instances = BTreeMap<String, (String, u64)>;
@@ -93,6 +98,13 @@ impl Driver {
         Ok(())
     }
 
+    /// Lets the kernel of the cage say which device nodes MIG instances have, and gives the cage a `/dev` of its own:
+    /// the agent makes nodes there.
+    pub(crate) fn describe_instances(&self, cage: &Cage) -> Result<(), String> {
+        let minors = MINORS.map(|minor| minor.to_string()).join(" ");
+        cage.said("sh", &["-c", KERNEL_FILES, "kernel", &minors, &CAPS.to_string()]).map(drop)
+    }
+
     /// Its folder.
     pub(crate) fn root(&self) -> &Path {
         &self.root
@@ -132,6 +144,16 @@ impl Driver {
     /// The MIG instances that are there.
     pub(crate) fn instances(&self) -> Instances {
         instances_of(&self.kept())
+    }
+
+    /// The index of its GPU, and the number of a MIG instance there.
+    pub(crate) fn numbers(&self, gpus: &[&str], uuid: &str) -> Option<(usize, u64)> {
+        let kept = self.kept();
+        gpus.iter().enumerate().find_map(|(index, gpu)| {
+            let mut there = kept["gpus"][gpu].as_array()?.iter();
+            let found = there.find(|it| it["computes"][0]["uuid"] == uuid)?;
+            Some((index, found["id"].as_u64()?))
+        })
     }
 
     /// Removes one of the GPUs.
@@ -208,3 +230,34 @@ pub(crate) fn built_library() -> Result<PathBuf, String> {
         "the stand-in for NVML is not built; run `cargo build --example fake_nvml` first".to_owned()
     })
 }
+
+/// What the module says of all instances that there can be on the GPUs `$1`: files under `/proc`, in the cage alone. As
+/// on a node with a driver, `/dev` has no nodes of instances that were made in a container.
+const KERNEL_FILES: &str = r#"
+set -e
+base=/run/nvidia/kernel
+mkdir -p $base/new $base/work
+for kept in pts shm mqueue; do
+    [ -d /dev/$kept ] || continue
+    mkdir $base/$kept
+    mount --rbind /dev/$kept $base/$kept
+done
+mount -t overlay overlay -o "lowerdir=/dev,upperdir=$base/new,workdir=$base/work" /dev
+for kept in pts shm mqueue; do
+    [ -d $base/$kept ] || continue
+    mount --rbind $base/$kept /dev/$kept
+done
+sed "/^Character devices:/a $2 nvidia-caps" /proc/devices >$base/devices
+mount --bind $base/devices /proc/devices
+mount -t tmpfs tmpfs /proc/driver
+mkdir /proc/driver/nvidia-caps
+for gpu in $1; do for instance in 1 2 3 4 5 6 7; do
+    folder=/proc/driver/nvidia/capabilities/gpu$gpu/mig/gi$instance
+    mkdir -p $folder/ci0
+    for part in /access.0 /ci0/access.1; do
+        minor=$gpu$instance${part##*.}
+        printf 'DeviceFileMinor: %s\nDeviceFileMode: 292\nDeviceFileModify: 1\n' $minor >$folder${part%.*}
+        echo "gpu$gpu/gi$instance${part%.*} $minor" >>/proc/driver/nvidia-caps/mig-minors
+    done
+done; done
+"#;

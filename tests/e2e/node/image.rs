@@ -21,7 +21,8 @@ const COMMANDS: [&str; 8] = ["cat", "grep", "ls", "mknod", "sh", "sleep", "tr", 
 
 /// What a container prints about itself, in one line, before it sleeps forever: its variables,
 /// how many of the driver's libraries and which device nodes it has, and the minor numbers of NVIDIA's devices that it may open. The last
-/// is tried on nodes made here: making one is allowed, opening it is up to the control group.
+/// is tried on nodes made here: making one is allowed, opening it is up to the control group. The same of the nodes of
+/// MIG instances, where it has any; their numbers are those of [`super::driver::CAPS`].
 const TELL: &str = r#"#!/bin/sh
 open=""
 for minor in 0 1 2 3 4 5 6 7; do
@@ -30,9 +31,18 @@ for minor in 0 1 2 3 4 5 6 7; do
     rm /node$minor
     case "$said" in *"not permitted"*) ;; *) open="$open $minor" ;; esac
 done
+caps=$(cd /dev/nvidia-caps 2>/dev/null && ls | tr '\n' ' ')
+rights=""
+[ -z "$caps" ] || for gpu in 1 3; do for instance in 1 2 3 4 5 6 7; do for compute in 0 1; do
+    minor=$gpu$instance$compute
+    mknod /cap c 505 $minor
+    said=$(cat /cap 2>&1 >/dev/null </dev/null)
+    rm /cap
+    case "$said" in *"not permitted"*) ;; *) rights="$rights nvidia-cap$minor" ;; esac
+done; done; done
 libraries=$(grep -cE '/(libcuda|libnvidia-ml)\.so' /proc/self/mountinfo)
 nodes=$(cd /dev && ls -d nvidia* 2>/dev/null | tr '\n' ' ')
-echo "tell|devices=$NVIDIA_VISIBLE_DEVICES|uuids=$GPUPACK_DEVICE_UUIDS|mib=$GPUPACK_MEMORY_MIB|limit=$NVIDIA_GPU_MEMORY_LIMIT|libraries=$libraries|nodes=${nodes% }|open=${open# }"
+echo "tell|devices=$NVIDIA_VISIBLE_DEVICES|uuids=$GPUPACK_DEVICE_UUIDS|mib=$GPUPACK_MEMORY_MIB|limit=$NVIDIA_GPU_MEMORY_LIMIT|libraries=$libraries|nodes=${nodes% }|open=${open# }|caps=${caps% }|rights=${rights# }"
 [ "$1" = once ] || exec sleep 1000000
 "#;
 

@@ -120,6 +120,9 @@ fn parts(
         None => mounting_runc(&work, &programs.runc)?,
     };
     let runtime = Runtime::start(&work, &programs, &program, None)?;
+    if driver.mig() {
+        driver.describe_instances(&runtime.cage)?;
+    }
     if let Some(toolkit) = &toolkit {
         toolkit.enter(&runtime.cage, &driver)?;
     }
@@ -395,6 +398,16 @@ impl Reported {
     /// Minor numbers of NVIDIA's devices that its control group lets it open.
     pub(crate) fn open(&self) -> Vec<&str> {
         self.value("open").split_whitespace().collect()
+    }
+
+    /// Device nodes of MIG instances that it has.
+    pub(crate) fn instance_nodes(&self) -> Vec<&str> {
+        self.value("caps").split_whitespace().collect()
+    }
+
+    /// The same that its control group lets it open.
+    pub(crate) fn instance_rights(&self) -> Vec<&str> {
+        self.value("rights").split_whitespace().collect()
     }
 
     fn value(&self, key: &str) -> &str {

@@ -178,6 +178,14 @@ impl Root {
         }
     }
 
+    /// For names of pods.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Container => "container",
+            Self::Machine => "machine",
+        }
+    }
+
     /// The folder of specifications for it.
     fn specs(self) -> &'static str {
         match self {

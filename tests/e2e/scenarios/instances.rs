@@ -7,8 +7,9 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
 use crate::clock;
-use crate::node::driver::Instances;
-use crate::node::machine::{GpuRuntime, LIMIT, Machine, node_scenario, pod};
+use crate::node::driver::{Instances, MINORS};
+use crate::node::machine::{GpuRuntime, LIMIT, Machine, Reported, node_scenario, pod};
+use crate::node::toolkit::{Release, Root, Setting};
 
 /// It ends at once.
 fn brief(name: &str, annotations: &Value) -> Value {
@@ -70,4 +71,63 @@ fn containers_run_on_instances_that_are_made_for_them() {
             clock::ms(gone)
         ));
     });
+}
+
+/// The nodes of an instance as the driver's files have them: those of the GPU instance and of its compute instance.
+fn nodes_of(gpu: u32, instance: u64) -> [String; 2] {
+    [0, 1].map(|part| format!("nvidia-cap{gpu}{instance}{part}"))
+}
+
+/// The container has its parent's node and those two of its instance, and may open no other.
+fn has_only_its_instance(node: &Machine, container: &Reported) -> Vec<String> {
+    let (gpu, instance) =
+        node.driver.numbers(&node.uuids(), container.uuids()).expect("an instance");
+    let expected = nodes_of(MINORS[gpu], instance).to_vec();
+    assert_eq!(container.instance_nodes(), expected, "on {}", container.uuids());
+    assert_eq!(container.instance_rights(), expected, "what its control group allows it to open");
+    assert_eq!(container.open(), [MINORS[gpu].to_string()], "the parent");
+    assert!(container.nodes().contains(&format!("nvidia{}", MINORS[gpu]).as_str()));
+    expected
+}
+
+/// NVIDIA's runtime leaves out a node that it does not find, and starts the container all the same.
+#[test]
+fn a_container_opens_the_nodes_of_its_instance_and_no_others() {
+    let settings = json!({"pools": {"": {"mig": "on_demand"}}});
+    node_scenario("instance-nodes", GpuRuntime::Nvidia, settings, |node| async move {
+        let toolkit = node.toolkit.as_ref().expect("NVIDIA's runtime");
+        for root in [Root::Container, Root::Machine] {
+            if root == Root::Machine
+                && let Err(why) = toolkit.drive_the_machine(&node.runtime.cage, &node.driver)
+            {
+                node.figure(&format!("driver root /: not tried, because {why}"));
+                continue;
+            }
+            for &mode in Release::wanted().modes {
+                toolkit.set(&Setting { mode, root, ..Setting::default() });
+                opened(&node, &format!("{}-{}", mode.name(), root.name())).await;
+            }
+        }
+    });
+}
+
+/// Two pods, each on an instance that is made for it, on a node that has no node of any instance.
+async fn opened(node: &Machine, setting: &str) {
+    let folders = ["/dev/nvidia-caps", "/run/nvidia/driver/dev/nvidia-caps"];
+    let removed = node.runtime.cage.said("rm", &["-rf", folders[0], folders[1]]);
+    removed.expect("they are the agent's alone");
+    let mut all = Vec::new();
+    let names = ["a", "b"].map(|name| format!("{name}-{setting}"));
+    for name in &names {
+        let began = clock::now();
+        node.create(&instance(name, 9_000)).await;
+        let main = node.reported(name, "main", 0).await;
+        let nodes = has_only_its_instance(node, &main);
+        all.push(format!("{} after {} ms", nodes.join(" and "), clock::ms(began.elapsed())));
+    }
+    node.figure(&format!("{setting}: {}", all.join("; ")));
+    for name in &names {
+        node.delete(name).await;
+    }
+    until_made(node, &[]).await;
 }

@@ -92,6 +92,10 @@ fn play(folder: &Path, product: &str, boot: u64, failures: &Value) {
     let random = folder.join("proc/sys/kernel/random");
     std::fs::create_dir_all(&random).expect("a folder");
     std::fs::write(random.join("boot_id"), format!("boot-{boot}\n")).expect("a file");
+    // A driver whose instances need no device nodes.
+    let of_kernel = folder.join("proc/1/root").join("proc");
+    std::fs::create_dir_all(&of_kernel).expect("a folder");
+    std::fs::write(of_kernel.join("devices"), "Character devices:\n").expect("a file");
     let delays = json!({CREATE.0: CREATE.1});
     let scenario = json!({"boot": boot, "failures": failures, "delays_ms": delays, "gpus": [
         {"uuid": GPU, "name": product, "total_mib": 81920, "reserved_mib": 634,

@@ -35,6 +35,7 @@ mod kernel;
 pub mod limits;
 pub mod making;
 pub mod mig;
+pub mod profile_of;
 mod rights;
 mod scenario;
 pub mod topology;

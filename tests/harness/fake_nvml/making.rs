@@ -69,10 +69,21 @@ fn gpu_of(handle: usize) -> usize {
 }
 
 /// The GPU instance of a marked handle.
-fn number_of(handle: usize) -> Result<c_uint, c_uint> {
+pub(crate) fn number_of(handle: usize) -> Result<c_uint, c_uint> {
     let is_marked = handle & MARK != 0;
     let number = c_uint::try_from(handle & 0xff).map_err(|_| INVALID_ARGUMENT)?;
     is_marked.then_some(number).ok_or(INVALID_ARGUMENT)
+}
+
+/// The handle of a compute instance of a marked one.
+pub(crate) fn compute_handle(instance: usize, id: c_uint) -> usize {
+    instance | (id as usize + 1) << COMPUTE
+}
+
+/// The number in such a handle.
+pub(crate) fn compute_number(compute: usize) -> Result<c_uint, c_uint> {
+    let id = (compute >> COMPUTE).checked_sub(1).ok_or(INVALID_ARGUMENT)?;
+    c_uint::try_from(id).map_err(|_| INVALID_ARGUMENT)
 }
 
 fn marked(device: usize, id: c_uint) -> usize {
@@ -117,6 +128,14 @@ fn slices_of(profile: &Profile, number: c_uint) -> Result<c_uint, c_uint> {
         false => profile.computes.contains(&number),
     };
     if is_its && slices <= profile.slices { Ok(slices) } else { Err(NOT_SUPPORTED) }
+}
+
+/// The position of the compute profile with so many slices that a GPU instance has.
+pub(crate) fn slices_at(profile: &Profile, slices: c_uint) -> Option<c_uint> {
+    (0..)
+        .zip(COMPUTE_SLICES)
+        .map(|(number, _)| number)
+        .find(|number| slices_of(profile, *number) == Ok(slices))
 }
 
 /// The GPU instance of a marked handle, and its profile.
@@ -286,7 +305,7 @@ pub unsafe extern "C" fn nvmlGpuInstanceCreateComputeInstance(
         let slices = slices_of(profile, number)?;
         let id = number_of(instance)?;
         let made = change(scenario, |made| made.create_compute(gpu, id, slices))?;
-        unsafe { put(compute, instance | (made as usize + 1) << COMPUTE) }
+        unsafe { put(compute, compute_handle(instance, made)) }
     })
 }
 
@@ -301,8 +320,7 @@ pub unsafe extern "C" fn nvmlGpuInstanceGetComputeInstances(
         let (there, profile) = instance_of(scenario, gpu, instance)?;
         let slices = slices_of(profile, number)?;
         let of_it = there.computes.iter().filter(|it| it.slices == slices);
-        let handle = |id: c_uint| instance | (id as usize + 1) << COMPUTE;
-        let handles: Vec<usize> = of_it.map(|it| handle(it.id)).collect();
+        let handles: Vec<usize> = of_it.map(|it| compute_handle(instance, it.id)).collect();
         unsafe { put_all(computes, count, &handles) }
     })
 }
@@ -311,8 +329,7 @@ pub unsafe extern "C" fn nvmlGpuInstanceGetComputeInstances(
 pub unsafe extern "C" fn nvmlComputeInstanceDestroy(compute: usize) -> c_uint {
     answer_config("nvmlComputeInstanceDestroy", compute, |scenario, gpu| {
         let number = number_of(compute)?;
-        let id = (compute >> COMPUTE).checked_sub(1).ok_or(INVALID_ARGUMENT)?;
-        let id = c_uint::try_from(id).map_err(|_| INVALID_ARGUMENT)?;
+        let id = compute_number(compute)?;
         change(scenario, |made| made.destroy_compute(gpu, number, id))
     })
 }

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::process::{self, ExitCode};
 use std::time::Duration;
 
-use agent::command::{self, AgentArgs, node_name};
+use agent::command::{self, AgentArgs, DriverPartArgs, Ended, node_name};
 use agent::nvml::seen::{SeenArgs, seen_as_json};
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue};
@@ -27,6 +27,17 @@ struct Cli {
     agent: AgentArgs,
 }
 
+/// Read the GPUs of a node and carry out orders, for a `gpupack-agent --driver-socket` beside it.
+#[derive(Debug, Parser)]
+#[command(name = "gpupack-agent driver")]
+struct Driver {
+    /// Name of this node, for the log.
+    #[arg(long, env = "NODE_NAME", value_parser = node_name)]
+    node: String,
+    #[command(flatten)]
+    part: DriverPartArgs,
+}
+
 /// Print what this container has of the GPUs of its node, as JSON, and end: for `gpupack doctor --probe`.
 #[derive(Debug, Parser)]
 #[command(name = "gpupack-agent devices")]
@@ -41,8 +52,18 @@ fn main() -> ExitCode {
         words.remove(1);
         return devices(&Devices::parse_from(words).seen);
     }
+    if words.get(1).is_some_and(|word| word == "driver") {
+        words.remove(1);
+        let driver = Driver::try_parse_from(words).unwrap_or_else(|error| refuse(&error));
+        return ended(command::run_driver(driver.part, &driver.node, Clock::start()));
+    }
     let cli = Cli::try_parse().unwrap_or_else(|error| refuse(&error));
-    match command::run(cli.agent, &cli.node, Clock::start()) {
+    ended(command::run(cli.agent, &cli.node, Clock::start()))
+}
+
+/// The exit code, and on stderr in one line what went wrong and why.
+fn ended(result: anyhow::Result<Ended>) -> ExitCode {
+    match result {
         Ok(ended) => ExitCode::from(ended.code()),
         Err(error) => {
             // Without stderr there is no place for the message.

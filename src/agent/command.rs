@@ -6,24 +6,22 @@ use std::time::Duration;
 
 use anyhow::Context;
 use rustls::pki_types::ServerName;
+use tokio::sync::watch;
 
+use crate::driver::DriverArgs;
 use crate::gpu::clearing::Clearing;
 use crate::gpu::lent_limits::LentLimits;
 use crate::gpu::library_gate::LibraryGate;
-use crate::mig::device_nodes::{DeviceNodes, OPERATORS_ROOT};
 use crate::mig::on_demand::MigOnDemand;
-use crate::mps::daemons::{Duty, MpsDaemons, MpsSettings, QUERY_EVERY};
 use crate::node::client::Proof;
 use crate::node::config::AgentConfig;
-use crate::node::kubelet::{BesideKubelet, KubeletDevices, SOCKET};
+use crate::node::kubelet::{KubeletDevices, SOCKET};
 use crate::node::metrics::AgentMetrics;
 use crate::node::metrics_port::{self, Shown};
-use crate::node::replicas::Resolver;
 use crate::node::run::{AgentError, run_node};
-use crate::nvml::maker::MigMaker;
-use crate::nvml::probe::NvmlProbe;
-use crate::processes::pods::PodsByProcess;
-use crate::upkeep::condition::{CAPABILITIES, Upkeep};
+use crate::relay::agent_part::{self, AgentPart, run_agent_part};
+use crate::relay::driver_part::{DriverPart, run_driver_part};
+use crate::relay::watchdog;
 use crate::upkeep::renewal::MADE_AGAIN;
 use runtime::certificates::{
     CertificateFiles, Certificates, READ_EVERY, REPLICA_NAME, ServerProof,
@@ -52,43 +50,18 @@ pub struct AgentArgs {
     #[arg(long, value_name = "FILE", requires = "ca_file")]
     pub token_file: Option<PathBuf>,
 
-    /// Milliseconds between samples; what has not changed is reported every 5 seconds.
-    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(50..=60_000))]
-    pub period_ms: u64,
-
-    /// NVIDIA's library, if the loader does not find it.
-    #[arg(long, value_name = "PATH")]
-    pub nvml_library: Option<PathBuf>,
-
-    /// Mount point of the host's process table.
-    #[arg(long, value_name = "PATH", default_value = "/proc")]
-    pub proc_root: PathBuf,
-
-    /// The host's `/proc/driver`, for the kernel's list of MIG instances, where the container has another one; by default
-    /// the folder `driver` of the process table.
-    #[arg(long, value_name = "PATH")]
-    pub proc_driver: Option<PathBuf>,
+    /// What is read and done on the node.
+    #[command(flatten)]
+    pub driver: DriverArgs,
 
     /// Socket of kubelet's `PodResources` service, which reports the devices of kubelet.
     #[arg(long, value_name = "PATH", default_value = SOCKET)]
     pub kubelet_socket: PathBuf,
 
-    /// MPS control daemons of the node.
-    #[command(flatten)]
-    pub mps: MpsArgs,
-
-    /// Limits of the driver for the memory of containers: `read` reports them, `set` also lets pods use more than they
-    /// request while no other pod needs it, as the extender orders.
-    #[arg(long, value_name = "HOW", default_value = "read")]
-    pub memory_limits: LimitsChoice,
-
-    /// MIG instances of the node.
-    #[command(flatten)]
-    pub mig: MigOnDemandArgs,
-
-    /// Xids that are no reason to keep pods off a GPU, beside those of applications: numbers with commas between them.
-    #[arg(long, value_name = "NUMBERS", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..))]
-    pub ignore_xids: Vec<u16>,
+    /// Socket on which this process waits for the part of the agent that has the driver, another process. Flags about
+    /// the driver, MPS and MIG are then those of that process.
+    #[arg(long, value_name = "PATH")]
+    pub driver_socket: Option<PathBuf>,
 
     /// Address and port of the GPU metrics for Prometheus, for instance `0.0.0.0:9410`; by default
     /// there are none.
@@ -105,111 +78,36 @@ pub struct AgentArgs {
     pub log: LogArgs,
 }
 
-/// What the agent does with the MPS control daemons, and where they are.
-#[derive(Clone, Debug, clap::Args)]
-#[group(skip)] // else usage lines would list it
-pub struct MpsArgs {
-    /// MPS control daemons, one per GPU: `off` ignores them, `rely` reads the limits of daemons
-    /// that another process runs, `manage` also runs them.
-    #[arg(long, value_name = "HOW", default_value = "off")]
-    pub mps: MpsChoice,
-
-    /// Folder of their pipes, `<UUID>/pipe`: the webhook's `mps_folder`.
-    #[arg(long, value_name = "PATH", default_value = "/run/gpupack/mps")]
-    pub mps_folder: PathBuf,
-
-    /// NVIDIA's control program of MPS.
-    #[arg(long, value_name = "PATH", default_value = "nvidia-cuda-mps-control")]
-    pub mps_control: PathBuf,
-}
-
-/// Whether the agent makes MIG instances, and where it notes them.
-#[derive(Clone, Debug, clap::Args)]
-#[group(skip)]
-pub struct MigOnDemandArgs {
-    /// Make and remove MIG instances as the extender orders.
-    #[arg(long)]
-    pub mig_on_demand: bool,
-
-    /// Take over the MIG instances that others have made when the agent starts: idle ones are removed.
-    #[arg(long, requires = "mig_on_demand")]
-    pub mig_adopt: bool,
-
-    /// Folder with the list of the MIG instances that were made since the last boot.
-    #[arg(long, value_name = "PATH", default_value = "/run/gpupack/mig")]
-    pub mig_folder: PathBuf,
-
-    /// Folder on the node in which a driver has its own `dev`, beside `/`: the device nodes of instances are made there,
-    /// too. May be given several times.
-    #[arg(long, value_name = "PATH", default_value = OPERATORS_ROOT)]
-    pub driver_root: Vec<PathBuf>,
-}
-
-/// What the agent does with the MPS control daemons.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum MpsChoice {
-    /// Nothing.
-    Off,
-    /// Another process runs them.
-    Rely,
-    /// The agent runs them.
-    Manage,
-}
-
-/// What the agent does with limits of the driver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum LimitsChoice {
-    /// It reads them.
-    Read,
-    /// It reads and sets them.
-    Set,
-}
-
 impl AgentArgs {
-    /// The kernel's list of MIG instances.
-    fn capabilities(&self) -> PathBuf {
-        match &self.proc_driver {
-            Some(driver) => driver.join("nvidia/capabilities"),
-            None => self.proc_root.join(CAPABILITIES),
-        }
-    }
-
     /// What all its loops share. It needs a runtime: it follows the file of the CA from now on.
     ///
     /// # Errors
     /// A certificate that cannot be used.
     pub fn config(&self, clock: Clock) -> anyhow::Result<AgentConfig> {
-        let mig = &self.mig;
-        let mig = mig.mig_on_demand.then(|| MigOnDemand::new(&mig.mig_folder, &self.proc_root));
         Ok(AgentConfig {
             extenders: self.extender.clone(),
             proof: proof(self)?,
-            resolver: Resolver::default(),
-            period: Duration::from_millis(self.period_ms),
-            clock,
             metrics: self.metrics_listen.map(|_| AgentMetrics::new()),
-            mig,
-            limits: (self.memory_limits == LimitsChoice::Set).then(LentLimits::default),
-            clearing: None,
-            upkeep: Upkeep::default(),
-            gate: None,
+            ..self.driver.config(clock)
         })
     }
 }
 
-impl MpsArgs {
-    /// The daemons to watch.
-    fn daemons(&self, proc_root: &Path, clock: Clock, gate: &LibraryGate) -> Option<MpsDaemons> {
-        let duty = match self.mps {
-            MpsChoice::Off => return None,
-            MpsChoice::Rely => Duty::Rely,
-            MpsChoice::Manage => Duty::Manage,
-        };
-        let (folder, program) = (self.mps_folder.clone(), self.mps_control.clone());
-        let proc_root = proc_root.to_owned();
-        let settings = MpsSettings { folder, program, duty, query_every: QUERY_EVERY, proc_root };
-        Some(MpsDaemons::gated(settings, clock, Some(gate.clone())))
-    }
+/// The part of an agent that has the driver and the rights that it needs: reads GPUs and carries out orders for the
+/// part that reports, another process on the same node. It opens no port.
+#[derive(Clone, Debug, clap::Args)]
+pub struct DriverPartArgs {
+    /// Socket on which the part that reports waits: its `--driver-socket`.
+    #[arg(long, value_name = "PATH")]
+    pub socket: PathBuf,
+
+    /// What is read and done on the node.
+    #[command(flatten)]
+    pub driver: DriverArgs,
+
+    /// Level and format of the log lines.
+    #[command(flatten)]
+    pub log: LogArgs,
 }
 
 /// A name that needs no escaping in the path of a report.
@@ -277,62 +175,95 @@ impl Ended {
 /// An address or a file that cannot be used.
 pub fn run(args: AgentArgs, node: &str, clock: Clock) -> anyhow::Result<Ended> {
     logging::start(args.log.level(), args.log.format())?;
+    match args.driver_socket.clone() {
+        Some(socket) => turning(report_for_driver_part(args, node, &socket, clock)),
+        None => turning(report(args, node, clock)),
+    }
+}
+
+/// The same of the part that has the driver.
+///
+/// # Errors
+/// An error of the operating system.
+pub fn run_driver(args: DriverPartArgs, node: &str, clock: Clock) -> anyhow::Result<Ended> {
+    logging::start(args.log.level(), args.log.format())?;
+    turning(drive(args, node, clock))
+}
+
+/// Turns an event loop until this is done.
+fn turning(done: impl Future<Output = anyhow::Result<Ended>>) -> anyhow::Result<Ended> {
     // One node is little work: a second thread would only cost memory.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("cannot start the event loop")?;
-    let result = runtime.block_on(run_until_signal(args, node, clock));
+    let result = runtime.block_on(done);
     // A call of a hanging driver cannot be interrupted.
     runtime.shutdown_timeout(GRACE);
     result
 }
 
-async fn run_until_signal(args: AgentArgs, node: &str, clock: Clock) -> anyhow::Result<Ended> {
+/// One process that reports and has the driver.
+async fn report(args: AgentArgs, node: &str, clock: Clock) -> anyhow::Result<Ended> {
     let stop = stop()?;
-    // At once: the module may be loaded while the rest gets ready.
-    let host = Upkeep { proc_root: Some(args.proc_root.clone()), ..Upkeep::default() };
-    let was_loaded = host.is_module_loaded();
-    let gate = LibraryGate::default();
-    let clearing = Clearing::default();
-    let config = args.config(clock)?;
-    let mut config =
-        AgentConfig { gate: Some(gate.clone()), clearing: Some(clearing.clone()), ..config };
+    let config = args.driver.with_driver(args.config(clock)?);
     show(&args, &config)?;
-    let daemons = args.mps.daemons(&args.proc_root, clock, &gate);
-    let upkeep = config.upkeep;
-    let (proc_root, managed) = (Some(args.proc_root.clone()), daemons.clone());
-    let capabilities = args.capabilities();
-    let listed = Some(capabilities.clone());
-    config.upkeep =
-        Upkeep { proc_root, capabilities: listed, was_loaded, daemons: managed, ..upkeep };
-    let pods = PodsByProcess::new(args.proc_root.clone());
-    let ignored = args.ignore_xids.iter().copied().map(u64::from).collect();
-    let probe = NvmlProbe::new(args.nvml_library.clone(), pods).ignoring(ignored);
-    let probe = probe.with_capabilities(capabilities);
-    let mut probe = probe.with_gate(gate.clone()).with_clearing(clearing);
-    let kubelet = KubeletDevices::new(args.kubelet_socket);
-    kubelet.refresh().await; // before any pod can be placed there
+    let kubelet = watched(&args.kubelet_socket).await;
+    let started = args.driver.start(&config, kubelet.owned());
+    let result = run_node(&config, node, started.probe, stop).await;
+    if let Some(daemons) = started.daemons {
+        daemons.end().await;
+    }
+    ended(result)
+}
+
+/// The part that reports.
+async fn report_for_driver_part(
+    args: AgentArgs,
+    node: &str,
+    socket: &Path,
+    clock: Clock,
+) -> anyhow::Result<Ended> {
+    let stop = stop()?;
+    // All orders are passed on: the other part carries out what its flags say.
+    let config = AgentConfig {
+        mig: Some(MigOnDemand::of_others()),
+        limits: Some(LentLimits::default()),
+        clearing: Some(Clearing::default()),
+        gate: Some(LibraryGate::default()),
+        ..args.config(clock)?
+    };
+    let listener = agent_part::listen(socket).with_context(|| {
+        format!("cannot listen on the socket `{}` (`--driver-socket`)", socket.display())
+    })?;
+    show(&args, &config)?;
+    let kubelet = watched(&args.kubelet_socket).await;
+    let part = AgentPart { socket: listener, of_kubelet: kubelet.owned() };
+    ended(run_agent_part(&config, node, part, stop).await)
+}
+
+/// The part that has the driver.
+async fn drive(args: DriverPartArgs, node: &str, clock: Clock) -> anyhow::Result<Ended> {
+    let stop = stop()?;
+    watchdog::watch();
+    let config = args.driver.with_driver(args.driver.config(clock));
+    let of_kubelet = watch::Sender::new(None);
+    let started = args.driver.start(&config, of_kubelet.subscribe());
+    let part = DriverPart { socket: args.socket, of_kubelet };
+    let result = run_driver_part(&config, node, part, started.probe, stop).await;
+    if let Some(daemons) = started.daemons {
+        daemons.end().await;
+    }
+    ended(result)
+}
+
+/// The devices of kubelet, read once before any pod can be placed there.
+async fn watched(socket: &Path) -> KubeletDevices {
+    let kubelet = KubeletDevices::new(socket);
+    kubelet.refresh().await;
     tokio::spawn(kubelet.clone().run());
-    if let Some(mig) = &config.mig {
-        probe = probe.with_mig(mig.clone());
-        let maker = MigMaker::new(args.nvml_library, mig.clone(), clock, kubelet.owned());
-        let nodes = DeviceNodes::new(&args.proc_root, args.mig.driver_root);
-        let mut maker = maker.with_gate(gate.clone()).with_nodes(nodes);
-        if args.mig.mig_adopt {
-            maker = maker.adopting();
-        }
-        tokio::spawn(maker.run());
-    }
-    if let Some(daemons) = &daemons {
-        probe = probe.with_mps(daemons.clone());
-    }
-    if let Some(limits) = &config.limits {
-        probe = probe.with_limits(limits.clone());
-    }
-    let loops = daemons.map(|daemons| daemons.start());
-    let result = run_node(&config, node, BesideKubelet { probe, kubelet }, stop).await;
-    if let Some(loops) = loops {
-        loops.end().await;
-    }
+    kubelet
+}
+
+fn ended(result: Result<(), AgentError>) -> anyhow::Result<Ended> {
     match result {
         Ok(()) => Ok(Ended::Stopped),
         Err(AgentError::MadeAgain { cause }) => {
@@ -398,7 +329,7 @@ mod tests {
     fn ignored_xids_are_whole_numbers_with_commas_between_them() {
         let read = |text: &str| {
             let line = Line::try_parse_from(["agent", "--extender=http://e", text]);
-            line.ok().map(|line| line.args.ignore_xids)
+            line.ok().map(|line| line.args.driver.ignore_xids)
         };
         assert_eq!(read("--period-ms=100"), Some(Vec::new()));
         assert_eq!(read("--ignore-xids=48,63"), Some(vec![48, 63]));

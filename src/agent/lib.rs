@@ -31,6 +31,7 @@ pub mod mps {
 /// MIG on demand: which orders stand, what they take, what was made here.
 pub mod mig {
     pub mod plan;
+    pub(crate) mod config_right;
     pub mod attempts;
     pub mod made;
     pub mod device_nodes;
@@ -76,5 +77,16 @@ pub mod node {
     pub mod run;
 }
 
+/// The two parts of an agent that runs as two processes, and what they say to each other.
+pub mod relay {
+    pub(crate) mod watchdog;
+    pub mod messages;
+    pub(crate) mod conversation;
+    pub mod agent_part;
+    pub mod driver_part;
+}
+
+/// Flags about the driver, and what they start.
+pub mod driver;
 /// Flags, start and end.
 pub mod command;

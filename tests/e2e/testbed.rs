@@ -14,7 +14,7 @@ use crate::binaries::{self, Binaries};
 use crate::clock;
 use crate::cluster::Cluster;
 use crate::control_plane::{ControlPlane, Identity};
-use crate::extender::{Extender, gpupack, start_agents, start_agents_of};
+use crate::extender::{Extender, gpupack, gpupack_agent, start_agents, start_agents_of};
 use crate::fleet::Fleet;
 use crate::identities::Identities;
 use crate::leash::Leash;
@@ -340,6 +340,18 @@ impl Stage {
         let own = ["agent", "--period-ms=500", "--extender", &extender].map(str::to_owned);
         let arguments: Vec<String> = own.into_iter().chain(flags).collect();
         Leash::start("gpupack agent", &gpupack(), &arguments, &self.plane.log("agent"))
+    }
+
+    /// Starts the part of an agent that has the driver, with these flags.
+    pub(crate) fn start_driver(&self, flags: impl Iterator<Item = String>) -> Leash {
+        let own = ["driver", "--period-ms=500"].map(str::to_owned);
+        let arguments: Vec<String> = own.into_iter().chain(flags).collect();
+        Leash::start(
+            "gpupack-agent driver",
+            &gpupack_agent(),
+            &arguments,
+            &self.plane.log("driver"),
+        )
     }
 
     /// Ends the extender and the agents, as if gpupack were not installed.

@@ -128,6 +128,8 @@ mod agent {
         mod rights;
         /// It closes NVIDIA's library while the driver is replaced.
         mod driver_work;
+        /// It runs as two processes, one of which has the driver.
+        mod parts;
     }
 }
 

@@ -85,6 +85,11 @@ impl Clearing {
         *self.shared.outcome.lock() = Some(outcome);
     }
 
+    /// Notes what became of an order elsewhere.
+    pub(crate) fn note(&self, outcome: ClearOutcome) {
+        *self.shared.outcome.lock() = Some(outcome);
+    }
+
     /// Notes that no GPU can be read.
     pub(crate) fn refuse(&self, fault: DeviceFault) {
         if let Some(gpu) = self.gpu() {
@@ -92,10 +97,14 @@ impl Clearing {
         }
     }
 
+    /// The orders that stand.
+    pub(crate) fn standing(&self) -> Option<ClearOrders> {
+        self.shared.standing.lock().orders().cloned()
+    }
+
     fn order(&self) -> Option<(u64, ClearOrder)> {
-        let standing = self.shared.standing.lock();
-        let orders = standing.orders()?;
-        orders.order.clone().map(|order| (orders.term, order))
+        let orders = self.standing()?;
+        orders.order.map(|order| (orders.term, order))
     }
 }
 

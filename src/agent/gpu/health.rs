@@ -9,6 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::{Deserialize, Serialize};
 use wire::api::condition::DeviceFault;
 use wire::units::Timestamp;
 
@@ -101,7 +102,7 @@ impl GpuEvent {
 }
 
 /// Xids of one GPU since the start of the agent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct XidCounts {
     /// Of applications, and those that are ignored.
     pub application: u64,

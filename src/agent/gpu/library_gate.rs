@@ -83,11 +83,13 @@ impl LibraryGate {
 
     /// Why the library must be closed now; `None` if it may be open.
     pub fn keeps_closed(&self) -> Option<String> {
+        self.said().unwrap_or_else(|| Some(NOT_ANSWERED.to_owned()))
+    }
+
+    /// What was said: nothing yet, or why the library must be closed, if it must.
+    pub(crate) fn said(&self) -> Option<Option<String>> {
         let said = self.shared.said.lock();
-        match said.has_answer() {
-            true => said.closed(),
-            false => Some(NOT_ANSWERED.to_owned()),
-        }
+        said.has_answer().then(|| said.closed())
     }
 
     /// Waits until that has changed.

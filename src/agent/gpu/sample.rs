@@ -7,6 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::gpu::health::XidCounts;
 use wire::api::condition::DeviceFault;
 use wire::report::bodies::{
@@ -26,7 +28,8 @@ pub enum ProcessSampling {
 }
 
 /// What a probe saw at one time.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Sample {
     /// Everything that the node owns. Shared, since it rarely changes.
     pub inventory: Arc<[DeviceReport]>,

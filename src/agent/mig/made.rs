@@ -100,7 +100,7 @@ pub enum Standing {
 }
 
 /// The instances made since the last boot, and the file with them.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct MadeInstances {
     folder: PathBuf,
     content: Content,

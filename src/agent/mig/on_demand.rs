@@ -50,12 +50,21 @@ struct SharedMig {
 }
 
 impl MigOnDemand {
+    /// Orders that another process carries out: this one only knows which stand.
+    pub fn of_others() -> Self {
+        Self::with(MadeInstances::default())
+    }
+
     /// Reads what an earlier run of the agent noted in `folder` since the last boot, which
     /// `proc_root` names.
     pub fn new(folder: &Path, proc_root: &Path) -> Self {
         let boot = std::fs::read_to_string(proc_root.join("sys/kernel/random/boot_id")).ok();
         let boot = boot.map(|boot| boot.trim().to_owned());
-        let made = Mutex::new(MadeInstances::read(folder, boot));
+        Self::with(MadeInstances::read(folder, boot))
+    }
+
+    fn with(made: MadeInstances) -> Self {
+        let made = Mutex::new(made);
         Self {
             shared: Arc::new(SharedMig {
                 standing: Mutex::default(),
@@ -98,7 +107,12 @@ impl MigOnDemand {
 
     /// The orders that stand; without any, empty ones.
     pub fn orders(&self) -> MigOrders {
-        self.shared.standing.lock().orders().cloned().unwrap_or_default()
+        self.standing().unwrap_or_default()
+    }
+
+    /// The orders that stand, if any do.
+    pub(crate) fn standing(&self) -> Option<MigOrders> {
+        self.shared.standing.lock().orders().cloned()
     }
 
     /// What the newest leader has promised to pods; `None` if that is nothing.

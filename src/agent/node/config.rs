@@ -80,6 +80,14 @@ impl AgentNode {
     /// Forgets the extender with this link: its allocations, and its orders.
     pub(crate) fn forget(&self, link: usize) {
         self.allocations().forget(link);
+        self.lose_orders(link);
+        if let Some(gate) = &self.gate {
+            gate.forget(link);
+        }
+    }
+
+    /// Ends the orders of the extender with this link.
+    pub(crate) fn lose_orders(&self, link: usize) {
         if let Some(mig) = &self.mig {
             mig.lose(link);
         }
@@ -88,9 +96,6 @@ impl AgentNode {
         }
         if let Some(clearing) = &self.clearing {
             clearing.lose(link);
-        }
-        if let Some(gate) = &self.gate {
-            gate.forget(link);
         }
     }
 
@@ -114,6 +119,14 @@ impl AgentNode {
     pub(crate) async fn limits_ordered(&self) {
         match &self.limits {
             Some(limits) => limits.ordered().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Waits until other orders about MIG instances stand.
+    pub(crate) async fn mig_ordered(&self) {
+        match &self.mig {
+            Some(mig) => mig.ordered().await,
             None => std::future::pending().await,
         }
     }

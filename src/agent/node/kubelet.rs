@@ -128,24 +128,27 @@ impl KubeletDevices {
             self.refresh().await;
         }
     }
-
-    fn owns(&self, uuid: &str) -> bool {
-        self.owned.borrow().as_ref().is_some_and(|devices| devices.contains(uuid))
-    }
 }
 
 /// A probe that reports kubelet's devices as taken.
 #[derive(Debug)]
 pub struct BesideKubelet<P> {
     pub probe: P,
-    pub kubelet: KubeletDevices,
+    /// UUIDs of kubelet's devices, once these are known.
+    pub of_kubelet: watch::Receiver<Option<BTreeSet<String>>>,
+}
+
+impl<P> BesideKubelet<P> {
+    fn is_of_kubelet(&self, uuid: &str) -> bool {
+        self.of_kubelet.borrow().as_ref().is_some_and(|devices| devices.contains(uuid))
+    }
 }
 
 impl<P: Probe> Probe for BesideKubelet<P> {
     fn sample(&mut self, processes: ProcessSampling, now: Timestamp) -> Result<Sample, ProbeError> {
         let mut sample = self.probe.sample(processes, now)?;
         for seen in &mut sample.uses {
-            if self.kubelet.owns(&seen.uuid) {
+            if self.is_of_kubelet(&seen.uuid) {
                 seen.healthy = false;
                 // Any other fault is worse.
                 // A size that the operator gives ends `NoMemory`, and must not give it to other pods.

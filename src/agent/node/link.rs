@@ -186,17 +186,7 @@ impl Link {
             ExtenderAnswer::Reply(_) => {}
             ExtenderAnswer::SessionExpired
             | ExtenderAnswer::Refused { .. }
-            | ExtenderAnswer::Away { .. } => {
-                if let Some(mig) = mig {
-                    mig.lose(self.number);
-                }
-                if let Some(limits) = limits {
-                    limits.lose(self.number);
-                }
-                if let Some(clearing) = clearing {
-                    clearing.lose(self.number);
-                }
-            }
+            | ExtenderAnswer::Away { .. } => self.node.lose_orders(self.number),
         }
     }
 

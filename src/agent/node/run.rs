@@ -82,7 +82,7 @@ pub async fn run_nodes<P: Probe + 'static>(
 }
 
 /// All loops of one process.
-struct Agent {
+pub(crate) struct Agent {
     /// Random id of this run.
     instance: String,
     /// When it began, in milliseconds since 1970.
@@ -102,9 +102,16 @@ struct Agent {
 }
 
 /// A node, and its newest sample.
-struct Reported {
-    node: Arc<AgentNode>,
-    newest: watch::Receiver<Option<Arc<Sample>>>,
+#[derive(Clone)]
+pub(crate) struct Reported {
+    pub(crate) node: Arc<AgentNode>,
+    pub(crate) newest: watch::Receiver<Option<Arc<Sample>>>,
+}
+
+/// A node, and where its samples go.
+pub(crate) struct Added {
+    pub(crate) node: Arc<AgentNode>,
+    pub(crate) samples: watch::Sender<Option<Arc<Sample>>>,
 }
 
 /// The links of all nodes to one extender.
@@ -125,7 +132,7 @@ impl Links {
 
 impl Agent {
     /// Reads the addresses of the extenders.
-    fn new(config: &AgentConfig) -> Result<Self, AgentError> {
+    pub(crate) fn new(config: &AgentConfig) -> Result<Self, AgentError> {
         let scheme = config.proof.scheme();
         let targets = config.extenders.iter();
         let targets =
@@ -144,7 +151,26 @@ impl Agent {
     }
 
     /// Starts to sample a node. Its links follow.
-    fn start(&mut self, name: &str, probe: impl Probe + 'static, phase: Duration) {
+    pub(crate) fn start(
+        &mut self,
+        name: &str,
+        probe: impl Probe + 'static,
+        phase: Duration,
+    ) -> Reported {
+        let Added { node, samples } = self.add(name);
+        let reported = Reported { node: Arc::clone(&node), newest: samples.subscribe() };
+        let sampler = Sampler::new(node, probe, &self.config, samples);
+        self.loops.spawn(async move { Some(sampler.run(phase).await) });
+        reported
+    }
+
+    /// Runs one more loop, which does not end earlier.
+    pub(crate) fn spawn(&mut self, ends: impl Future<Output = ()> + Send + 'static) {
+        self.loops.spawn(without_renewal(ends));
+    }
+
+    /// Adds a node whose samples come from elsewhere.
+    pub(crate) fn add(&mut self, name: &str) -> Added {
         let node = Arc::new(AgentNode {
             name: name.to_owned(),
             allocations: Mutex::default(),
@@ -156,8 +182,7 @@ impl Agent {
         });
         let (samples, newest) = watch::channel(None);
         self.nodes.push(Reported { node: Arc::clone(&node), newest });
-        let sampler = Sampler::new(node, probe, &self.config, samples);
-        self.loops.spawn(async move { Some(sampler.run(phase).await) });
+        Added { node, samples }
     }
 
     /// Brings the links in line with the addresses. An address that no name resolves to any more keeps
@@ -220,7 +245,7 @@ impl Agent {
     }
 
     /// Runs all loops until `stop` is done.
-    async fn run(mut self, stop: impl Future<Output = ()>) -> Result<(), AgentError> {
+    pub(crate) async fn run(mut self, stop: impl Future<Output = ()>) -> Result<(), AgentError> {
         for (target, _) in self.targets.iter().filter(|(target, _)| target.is_name()) {
             let (resolver, news) = (self.config.resolver.clone(), Arc::clone(&self.news));
             self.loops.spawn(without_renewal(Arc::clone(target).look(resolver, news)));

@@ -366,7 +366,8 @@ impl NodeAllocations {
         self.extenders.remove(&link);
     }
 
-    fn is_any_live(&self) -> bool {
+    /// Whether any extender replies.
+    pub(crate) fn is_any_live(&self) -> bool {
         self.extenders.values().any(|extender| extender.is_live)
     }
 

@@ -404,8 +404,8 @@ fn cause(error: &NvmlError) -> String {
             "something uses the whole GPU, such as a profiler or a monitor (IN_USE)".to_owned()
         }
         NvmlError::NoPermission => {
-            "the agent may not change MIG instances: it needs root, and the \
-             driver's file `capabilities/mig/config` (NO_PERMISSION)"
+            "the agent may not change MIG instances: its container needs root, `privileged`, and \
+             the driver's file `capabilities/mig/config` (NO_PERMISSION)"
                 .to_owned()
         }
         NvmlError::FailedToLoadSymbol(cause) => {

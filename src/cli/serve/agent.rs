@@ -26,9 +26,10 @@ pub struct SimulatedArgs {
 }
 
 /// Flags that mean nothing without a node.
-const OF_A_NODE: [&str; 7] = [
+const OF_A_NODE: [&str; 8] = [
     "nvml_library",
     "kubelet_socket",
+    "driver_socket",
     "mps",
     "memory_limits",
     "mig_on_demand",
@@ -92,8 +93,8 @@ mod tests {
     #[test]
     fn flags_name_the_extenders_and_the_node_or_a_fleet() {
         let args = parsed("--extender http://a:1 --extender http://b:1 --node n").unwrap().agent;
-        assert_eq!((args.extender.len(), args.period_ms), (2, 1_000));
-        assert!(!args.mig.mig_on_demand);
+        assert_eq!((args.extender.len(), args.driver.period_ms), (2, 1_000));
+        assert!(!args.driver.mig.mig_on_demand);
         assert!(parsed("--extender http://a:1 --simulate f.json").is_ok());
         for bad in [
             "--node n",
@@ -105,6 +106,7 @@ mod tests {
             "--extender http://a:1 --simulate f --memory-limits set",
             "--extender http://a:1 --simulate f --mig-on-demand",
             "--extender http://a:1 --simulate f --kubelet-socket s",
+            "--extender http://a:1 --simulate f --driver-socket s",
             "--extender http://a:1 --simulate f --metrics-listen 127.0.0.1:0",
             "--extender http://a:1 --simulate f --probes-listen 127.0.0.1:0",
             "--extender http://a:1 --node n --mig-adopt",

@@ -39,25 +39,37 @@ const IN_USE: u32 = 19;
 const REQUESTS: [(u64, &str); 4] =
     [(9_000, "1g.10gb"), (18_000, "1g.20gb"), (38_000, "3g.40gb"), (70_000, "7g.80gb")];
 
+/// As how many processes an agent runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Parts {
+    One,
+    /// The driver is in a process of its own.
+    Two,
+}
+
 /// A node with one GPU and an agent.
 struct Node {
     folder: PathBuf,
     name: String,
     boot: u64,
     product: &'static str,
-    agent: Leash,
+    parts: Parts,
+    /// Its processes.
+    agent: Vec<Leash>,
+    /// How often one of these was ended.
+    restarts: usize,
 }
 
 impl Node {
-    fn start(stage: &Stage, product: &'static str) -> Self {
+    fn start(stage: &Stage, product: &'static str, parts: Parts) -> Self {
         let folder = stage.folder();
         std::fs::create_dir_all(&folder).expect("a folder");
         let library = built_library().expect("cargo builds it");
         std::fs::copy(library, folder.join("libnvidia-ml.so.1")).expect("a copy");
         let name = stage.fleet.nodes[0].name.clone();
         play(&folder, product, 0, &json!({}));
-        let agent = start_agent(stage, &folder, &name);
-        Self { folder, name, boot: 0, product, agent }
+        let agent = start_agent(stage, &folder, &name, parts);
+        Self { folder, name, boot: 0, product, parts, agent, restarts: 0 }
     }
 
     /// Changes what the driver answers.
@@ -65,18 +77,21 @@ impl Node {
         play(&self.folder, self.product, self.boot, failures);
     }
 
-    /// The agent ends, and another one begins.
+    /// A process of the agent ends, each in its turn, and another one begins.
     fn restart_agent(&mut self, stage: &Stage) {
-        self.agent.kill();
-        self.agent = start_agent(stage, &self.folder, &self.name);
+        let which = self.restarts % self.agent.len();
+        self.restarts += 1;
+        self.agent[which].kill();
+        self.agent[which] =
+            start_agent(stage, &self.folder, &self.name, self.parts).swap_remove(which);
     }
 
     /// The node boots: no instance is left.
     fn boot(&mut self, stage: &Stage) {
-        self.agent.kill();
+        self.agent.iter_mut().for_each(Leash::kill);
         self.boot += 1;
         self.play(&json!({}));
-        self.agent = start_agent(stage, &self.folder, &self.name);
+        self.agent = start_agent(stage, &self.folder, &self.name, self.parts);
     }
 
     /// The instances that exist, by UUID.
@@ -106,18 +121,30 @@ fn play(folder: &Path, product: &str, boot: u64, failures: &Value) {
     std::fs::rename(folder.join("next.json"), folder.join("scenario.json")).expect("a file");
 }
 
-fn start_agent(stage: &Stage, folder: &Path, node: &str) -> Leash {
-    let path = |name: &str| folder.join(name).to_str().expect("UTF-8").to_owned();
-    let flags = [
-        ("--node", node.to_owned()),
-        ("--nvml-library", path("libnvidia-ml.so.1")),
-        ("--proc-root", path("proc")),
-        ("--kubelet-socket", path("kubelet.sock")),
-        ("--mig-folder", path("mig")),
-        ("--metrics-listen", "127.0.0.1:0".to_owned()),
+fn start_agent(stage: &Stage, folder: &Path, node: &str, parts: Parts) -> Vec<Leash> {
+    let flag = |name: &str, file: &str| format!("{name}={}", folder.join(file).display());
+    let node = || format!("--node={node}");
+    let reporting =
+        [flag("--kubelet-socket", "kubelet.sock"), "--metrics-listen=127.0.0.1:0".to_owned()];
+    let driving = [
+        flag("--nvml-library", "libnvidia-ml.so.1"),
+        flag("--proc-root", "proc"),
+        flag("--mig-folder", "mig"),
+        "--mig-on-demand".to_owned(),
     ];
-    let flags = flags.into_iter().flat_map(|(name, value)| [name.to_owned(), value]);
-    stage.start_agent(flags.chain(["--mig-on-demand".to_owned()]))
+    match parts {
+        Parts::One => vec![stage.start_agent(reporting.into_iter().chain(driving).chain([node()]))],
+        Parts::Two => {
+            let reporting = reporting.into_iter();
+            let sockets =
+                ["--driver-socket", "--socket"].map(|name| [flag(name, "driver.sock"), node()]);
+            let [of_agent, of_driver] = sockets;
+            vec![
+                stage.start_agent(reporting.chain(of_agent)),
+                stage.start_driver(driving.into_iter().chain(of_driver)),
+            ]
+        }
+    }
 }
 
 /// What runs, as kubelet would have it: the UUID on which the container of each pod started.
@@ -198,11 +225,21 @@ async fn until_settled(stage: &Stage, node: &Node, kubelet: &mut Kubelet) -> Dur
 
 /// A node whose GPU, of this product, is divided as pods request it.
 async fn on_demand(bed: Testbed, prefix: &str, product: &'static str) -> (Stage, Node) {
+    on_demand_in(bed, prefix, product, Parts::One).await
+}
+
+/// The same, with an agent of so many parts.
+async fn on_demand_in(
+    bed: Testbed,
+    prefix: &str,
+    product: &'static str,
+    parts: Parts,
+) -> (Stage, Node) {
     let settings = json!({"pools": {"": {"mig": "on_demand"}}});
     let fleet = Fleet::new().with(prefix, 1, (1, A100));
     let mut stage = bed.stage(Setup { settings, ..Setup::of(fleet) }).await;
     stage.stop_agents();
-    let node = Node::start(&stage, product);
+    let node = Node::start(&stage, product, parts);
     until_divided(&stage.extender, 1).await;
     (stage, node)
 }
@@ -244,6 +281,38 @@ fn pods_get_mig_instances_that_are_made_for_them() {
         let again = until_settled(&stage, &node, &mut kubelet).await;
         stage.figure(&format!("made again {} ms after a boot", clock::ms(again)));
         faults(&mut stage, &mut node, &mut kubelet, time).await;
+    });
+}
+
+#[test]
+fn pods_get_mig_instances_of_an_agent_whose_driver_is_in_another_process() {
+    scenario_within("mig-parts", 6 * LIMIT, |bed| async move {
+        let (mut stage, mut node) = on_demand_in(bed, "parts", KNOWN, Parts::Two).await;
+        let mut kubelet = Kubelet::default();
+        let mut times = Vec::new();
+        for (pod, request) in [("a", REQUESTS[1]), ("b", REQUESTS[0]), ("c", REQUESTS[2])] {
+            stage.cluster.add_pods(&[plan(pod, request)]).await;
+            times.push(clock::ms(bound(&stage, pod).await));
+        }
+        until_settled(&stage, &node, &mut kubelet).await;
+        stage.figure(&format!("bound after {times:?} ms, each with an instance made for it"));
+        for part in ["reports", "has the driver"] {
+            let before = node.instances();
+            node.restart_agent(&stage);
+            stage.cluster.delete_pod("a").await;
+            let gone = until_settled(&stage, &node, &mut kubelet).await;
+            stage.figure(&format!(
+                "an order is done {} ms after the part ended that {part}",
+                clock::ms(gone)
+            ));
+            assert!(node.instances().keys().all(|uuid| before.contains_key(uuid)), "others stay");
+            stage.cluster.add_pods(&[plan("a", REQUESTS[1])]).await;
+            bound(&stage, "a").await;
+            until_settled(&stage, &node, &mut kubelet).await;
+        }
+        node.boot(&stage);
+        until_settled(&stage, &node, &mut kubelet).await;
+        faults(&mut stage, &mut node, &mut kubelet, Duration::from_secs(20)).await;
     });
 }
 

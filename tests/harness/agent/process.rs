@@ -33,25 +33,43 @@ impl AgentProcess {
 
     /// Starts it with further flags, for the extender at this address.
     pub(crate) fn start_at(bed: &Bed, url: &str, flags: &[&OsStr]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_gpupack-agent"))
-            .args(["--node", "n", "--metrics-listen", "127.0.0.1:0"])
-            .args(["--extender", url])
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gpupack-agent"));
+        command.args(["--extender", url, "--metrics-listen", "127.0.0.1:0"]);
+        command.arg("--kubelet-socket").arg(bed.proc_root().join("kubelet.sock"));
+        Self::spawn(bed, command.args(flags), "showing metrics")
+    }
+
+    /// Starts the part of an agent that reports; the part with the driver is another process.
+    pub(crate) fn start_reporting(bed: &Bed, url: &str, flags: &[&OsStr]) -> Self {
+        let socket = bed.path("driver.sock");
+        let own = [OsStr::new("--driver-socket"), socket.as_os_str()];
+        Self::start_at(bed, url, &[&own, flags].concat())
+    }
+
+    /// Starts the part of an agent that has the driver.
+    pub(crate) fn start_driver(bed: &Bed, flags: &[&OsStr]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gpupack-agent"));
+        command.arg("driver").arg("--socket").arg(bed.path("driver.sock"));
+        Self::spawn(bed, command.args(flags), "connect")
+    }
+
+    /// Starts it, and waits until its log has this text.
+    fn spawn(bed: &Bed, command: &mut Command, awaited: &str) -> Self {
+        let mut child = command
+            .args(["--node", "n"])
             .arg("--nvml-library")
             .arg(bed.library())
             .arg("--proc-root")
             .arg(bed.proc_root())
-            .arg("--kubelet-socket")
-            .arg(bed.proc_root().join("kubelet.sock"))
-            .args(flags)
             .env("NO_COLOR", "1")
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let shown =
-            lines.by_ref().map(Result::unwrap).find(|line| line.contains("showing metrics"));
-        let shown = shown.expect("the agent shows its metrics, or says on stderr why not");
-        let metrics = shown.rsplit_once("address=").unwrap().1.trim().to_owned();
+        let shown = lines.by_ref().map(Result::unwrap).find(|line| line.contains(awaited));
+        let shown = shown.expect("it starts, or says on stderr why not");
+        let metrics = shown.rsplit_once("address=").map_or("", |(_, address)| address);
+        let metrics = metrics.trim().to_owned();
         let log = Arc::<Mutex<Vec<String>>>::default();
         let kept = Arc::clone(&log);
         std::thread::spawn(move || {
@@ -117,9 +135,21 @@ impl AgentProcess {
 
     /// Stops it with a signal, as kubelet does, and waits until it has ended.
     pub(crate) fn end(mut self) -> ExitStatus {
-        let id = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+        self.signal("-TERM");
         self.child.wait().unwrap()
+    }
+
+    /// Sends it a signal.
+    pub(crate) fn signal(&self, signal: &str) {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
+    }
+
+    /// Memory that it has, or had at most (`VmRSS`, `VmHWM`), in KiB.
+    pub(crate) fn memory_kib(&self, kind: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix(kind)).unwrap();
+        line.trim_start_matches(':').trim().trim_end_matches(" kB").parse().unwrap()
     }
 }
 

@@ -89,7 +89,7 @@ async fn devices_are_owned_by_kubelet_while_it_lists_them() {
     assert_eq!(absent, Err(KubeletError::Absent));
     let kubelet = Kubelet::start(folder.path(), Ok(vec!["GPU-a::0", "GPU-a::1", "GPU-c"]));
     let devices = KubeletDevices::new(&kubelet.socket);
-    let mut probe = BesideKubelet { probe: bed.probe(), kubelet: devices.clone() };
+    let mut probe = BesideKubelet { probe: bed.probe(), of_kubelet: devices.owned() };
     let (own, sick) = (Some(DeviceFault::KubeletOwned), Some(DeviceFault::NoMemory));
     assert_eq!(faults(&mut probe), [None, None, sick], "no kubelet was queried");
     devices.refresh().await;

@@ -49,6 +49,12 @@ fn pod<'a>(objects: &'a [Value], kind: &str, name: &str) -> &'a Value {
     &find(objects, kind, name)["spec"]["template"]["spec"]
 }
 
+/// The container of this name.
+fn container<'a>(pod: &'a Value, name: &str) -> &'a Value {
+    let all = pod["containers"].as_array().unwrap();
+    all.iter().find(|container| container["name"] == name).unwrap_or_else(|| panic!("{name}"))
+}
+
 /// Where the Secret, ConfigMap or volume of this name is mounted.
 fn mounted<'a>(pod: &'a Value, name: &str) -> &'a Value {
     let mounts = pod["containers"][0]["volumeMounts"].as_array().unwrap();
@@ -420,7 +426,7 @@ fn agents_set_limits_of_memory_only_if_the_value_says_so() {
     ] {
         let objects = rendered("default", &["--set", values]).unwrap();
         let agent = pod(&objects, "DaemonSet", "gpupack-agent");
-        let arguments = agent["containers"][0]["args"].to_string();
+        let arguments = container(agent, "driver")["args"].to_string();
         assert_eq!(arguments.contains("--memory-limits=set"), is_on, "{arguments}");
     }
 }
@@ -434,27 +440,111 @@ fn agents_make_mig_instances_only_if_the_value_says_so() {
         let set = format!("agents.migOnDemand={value}");
         let objects = rendered("default", &["--set", &set]).unwrap();
         let agent = pod(&objects, "DaemonSet", "gpupack-agent");
-        let container = &agent["containers"][0];
+        let container = container(agent, if is_on { "driver" } else { "agent" });
         assert_eq!(container["args"].to_string().contains("--mig-on-demand"), is_on);
         assert_eq!(container["env"].to_string().contains("NVIDIA_MIG_CONFIG_DEVICES"), is_on);
         assert_eq!(container["securityContext"]["privileged"] == true, is_on);
         assert!(!container["args"].to_string().contains("--mig-adopt"));
         if is_on {
             assert_eq!(volume(agent, "mig")["hostPath"]["path"], "/run/gpupack/mig");
-            assert_eq!(mounted(agent, "mig"), "/run/gpupack/mig");
+            let mounts = container["volumeMounts"].as_array().unwrap();
+            let mount = mounts.iter().find(|mount| mount["name"] == "mig").unwrap();
+            assert_eq!(mount["mountPath"], "/run/gpupack/mig");
         }
     }
     let both = "agents.migOnDemand=true,agents.migAdopt=true";
     let agent = rendered("default", &["--set", both]).unwrap();
     let agent = pod(&agent, "DaemonSet", "gpupack-agent");
-    assert!(agent["containers"][0]["args"].to_string().contains("--mig-adopt"));
+    assert!(container(agent, "driver")["args"].to_string().contains("--mig-adopt"));
     // Without Helm, a manifest of its own has the same.
     let agent = rendered("default", &["--set", "agents.migOnDemand=true"]).unwrap();
     let agent = find(&agent, "DaemonSet", "gpupack-agent");
     let plain: Value = serde_yaml_ng::from_str(&text("deploy/agent-mig.yaml")).unwrap();
     for key in ["args", "env", "securityContext", "volumeMounts"] {
-        let of = |agent: &Value| agent["spec"]["template"]["spec"]["containers"][0][key].clone();
+        let of = |agent: &Value| {
+            let pod = &agent["spec"]["template"]["spec"];
+            ["agent", "driver"].map(|name| container(pod, name)[key].clone())
+        };
         assert_eq!(of(&plain), of(agent), "{key}");
+    }
+}
+
+#[test]
+fn rights_are_in_a_container_without_port_and_token() {
+    if !has_helm("the check of the agents' rights") {
+        return;
+    }
+    let objects = rendered("default", &[]).unwrap();
+    let alone = pod(&objects, "DaemonSet", "gpupack-agent");
+    assert_eq!(alone["containers"].as_array().unwrap().len(), 1, "without rights there is one");
+    assert_eq!(
+        container(alone, "agent")["securityContext"]["capabilities"]["drop"],
+        json!(["ALL"])
+    );
+    let more = "agents.extraArgs={--log-level=debug,--kubelet-socket=/s,--ignore-xids=63}";
+    for rights in [
+        "agents.privileged=true",
+        "agents.privileged=true,agents.memoryLimits=set",
+        "agents.mps=rely",
+        "agents.mps=manage",
+        "agents.migOnDemand=true",
+        "agents.migOnDemand=true,agents.kubeletSocket=true,agents.migAdopt=true",
+    ] {
+        let flags = ["--set", rights, "--set", "agents.metrics=true", "--set", more];
+        let objects = rendered("default", &flags).unwrap();
+        let pod = pod(&objects, "DaemonSet", "gpupack-agent");
+        let names = pod["containers"].as_array().unwrap().iter().map(|it| it["name"].clone());
+        assert_eq!(names.collect::<Vec<_>>(), ["agent", "driver"], "{rights}");
+        let (agent, driver) = (container(pod, "agent"), container(pod, "driver"));
+        let mounts = |of: &Value| {
+            let all = of["volumeMounts"].as_array().unwrap().iter();
+            all.map(|mount| mount["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        let words = |of: &Value| -> Vec<String> {
+            let all = of["args"].as_array().unwrap().iter();
+            all.map(|word| word.as_str().unwrap().to_owned()).collect()
+        };
+        let variable = |of: &Value, name: &str| {
+            let mut all = of["env"].as_array().unwrap().iter();
+            all.find(|variable| variable["name"] == name).map(|it| it["value"].clone())
+        };
+
+        let security = &agent["securityContext"];
+        let is_root = rights.contains("kubeletSocket");
+        assert_eq!(security["privileged"], Value::Null, "{rights}");
+        assert_eq!(security["capabilities"]["drop"], json!(["ALL"]), "{rights}");
+        assert_eq!(security["allowPrivilegeEscalation"], false, "{rights}");
+        assert_eq!(security["runAsNonRoot"] == true, !is_root, "{rights}");
+        assert_eq!(variable(agent, "NVIDIA_VISIBLE_DEVICES"), Some(json!("void")), "{rights}");
+        let own = mounts(agent);
+        assert!(own.contains(&"token".to_owned()) && own.contains(&"driver".to_owned()));
+        assert!(!own.iter().any(|name| ["mps", "mps-shm", "mig"].contains(&&**name)), "{own:?}");
+
+        assert_eq!(driver["securityContext"]["privileged"], true, "{rights}");
+        assert_eq!(driver["securityContext"]["readOnlyRootFilesystem"], true, "{rights}");
+        assert_eq!(variable(driver, "NVIDIA_VISIBLE_DEVICES"), Some(json!("all")), "{rights}");
+        for absent in ["ports", "readinessProbe", "livenessProbe"] {
+            assert_eq!(driver[absent], Value::Null, "{rights}: {absent}");
+        }
+        let own = mounts(driver);
+        let others = ["token", "ca", "pod-resources"];
+        assert!(!own.iter().any(|name| others.contains(&&**name)), "{own:?}");
+        let said = words(driver);
+        assert_eq!(said[0], "driver");
+        let network = ["--extender", "--ca-file", "--token-file", "--metrics-listen"];
+        assert!(!said.iter().any(|word| network.contains(&&**word)), "{said:?}");
+        assert!(said.contains(&"--ignore-xids=63".to_owned()));
+        assert!(!said.contains(&"--kubelet-socket=/s".to_owned()), "{said:?}");
+        assert!(words(agent).contains(&"--kubelet-socket=/s".to_owned()));
+
+        // Both name one socket, in a folder that only they mount.
+        let value = |words: &[String], flag: &str| {
+            words.windows(2).find(|pair| pair[0] == flag).unwrap()[1].clone()
+        };
+        assert_eq!(value(&words(agent), "--driver-socket"), value(&said, "--socket"));
+        assert_eq!(volume(pod, "driver")["emptyDir"]["medium"], "Memory");
+        let first = pod["initContainers"].as_array().into_iter().flatten();
+        assert!(!first.flat_map(mounts).any(|name| name == "driver"), "{rights}");
     }
 }
 
@@ -772,7 +862,7 @@ fn agents_have_probes_whose_port_shows_no_figures() {
         let objects = rendered(set, &[]).unwrap();
         let agents = find(&objects, "DaemonSet", "gpupack-agent");
         assert!(agents["spec"]["minReadySeconds"].as_u64().unwrap() >= 10, "{set}");
-        let agent = &pod(&objects, "DaemonSet", "gpupack-agent")["containers"][0];
+        let agent = container(pod(&objects, "DaemonSet", "gpupack-agent"), "agent");
         let (live, ready) = (&agent["livenessProbe"], &agent["readinessProbe"]);
         assert_eq!(live["httpGet"], json!({"path": "/livez", "port": "probes"}), "{set}");
         assert_eq!(ready["httpGet"], json!({"path": "/readyz", "port": "probes"}), "{set}");

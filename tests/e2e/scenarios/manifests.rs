@@ -34,7 +34,8 @@ fn the_api_server_accepts_every_manifest_and_only_agents_exceed_the_restricted_p
         }
         let pod = &template_of("agent-privileged.yaml")["spec"];
         assert_eq!(pod["initContainers"][0]["name"], "mps-shm");
-        let container = &pod["containers"][0];
+        let container = &pod["containers"][1];
+        assert_eq!(container["name"], "driver");
         assert_eq!(container["securityContext"]["privileged"], true);
         assert_eq!(container["securityContext"]["readOnlyRootFilesystem"], true, "as agent.yaml");
         assert_eq!(container["resources"]["limits"]["memory"], Value::Null);

@@ -49,6 +49,12 @@ fn pod<'a>(objects: &'a [Value], kind: &str, name: &str) -> &'a Value {
     &find(objects, kind, name)["spec"]["template"]["spec"]
 }
 
+/// The arguments of a container.
+fn words(container: &Value) -> Vec<String> {
+    let all = container["args"].as_array().unwrap().iter();
+    all.map(|word| word.as_str().unwrap().to_owned()).collect()
+}
+
 /// The container of this name.
 fn container<'a>(pod: &'a Value, name: &str) -> &'a Value {
     let all = pod["containers"].as_array().unwrap();
@@ -499,10 +505,6 @@ fn rights_are_in_a_container_without_port_and_token() {
         let mounts = |of: &Value| {
             let all = of["volumeMounts"].as_array().unwrap().iter();
             all.map(|mount| mount["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
-        };
-        let words = |of: &Value| -> Vec<String> {
-            let all = of["args"].as_array().unwrap().iter();
-            all.map(|word| word.as_str().unwrap().to_owned()).collect()
         };
         let variable = |of: &Value, name: &str| {
             let mut all = of["env"].as_array().unwrap().iter();

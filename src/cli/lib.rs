@@ -54,7 +54,9 @@ pub mod doctor {
     /// Objects of NVIDIA's GPU Operator.
     pub(crate) mod operator {
         pub(crate) mod driver_upgrades;
+        pub(crate) mod placement;
         pub(crate) mod mig_monitors;
+        pub(crate) mod mig_rights;
     }
     pub(crate) mod admission;
     pub(crate) mod cluster_facts;

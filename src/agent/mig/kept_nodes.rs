@@ -11,10 +11,21 @@ use crate::mig::plan::{GpuInstance, GpuLayout, Nodeless};
 #[derive(Debug)]
 pub(crate) struct KeptNodes {
     nodes: DeviceNodes,
-    /// The instances at the newest look, each with what was missing.
-    own: BTreeMap<InstanceNumber, Option<String>>,
+    /// The instances at the newest look.
+    own: BTreeMap<InstanceNumber, Kept>,
     /// Whether there may be others.
     expects_look: bool,
+}
+
+/// An instance whose nodes are kept.
+#[derive(Debug, Default)]
+struct Kept {
+    /// UUIDs of its devices.
+    devices: Vec<String>,
+    /// Why its nodes could not be made, or not be looked for.
+    error: Option<String>,
+    /// Whether they are missing, as far as they could be looked for.
+    is_nodeless: bool,
 }
 
 /// A GPU at a look: what there is on it, and its minor number.
@@ -58,7 +69,10 @@ impl KeptNodes {
                 Ok(true) => minor.clone().and_then(|gpu| {
                     let number = InstanceNumber { gpu, id: instance.id };
                     there.insert(number);
-                    self.ensure(number).map_err(|error| error.to_string())
+                    let ensured = self.ensure(number).map_err(|error| error.to_string());
+                    let kept = self.own.entry(number).or_default();
+                    kept.devices.clone_from(&instance.devices);
+                    ensured
                 }),
                 Ok(false) => Ok(()),
                 Err(error) => Err(error.to_string()),
@@ -86,15 +100,27 @@ impl KeptNodes {
         }
     }
 
+    /// UUIDs of the instances whose nodes are missing.
+    pub(crate) fn nodeless(&self) -> BTreeSet<String> {
+        let all = self.own.values().filter(|kept| kept.is_nodeless);
+        all.flat_map(|kept| kept.devices.iter().cloned()).collect()
+    }
+
     fn ensure(&mut self, number: InstanceNumber) -> Result<(), NodeError> {
         let result = self.nodes.ensure(number);
-        let missing = result.as_ref().err().map(ToString::to_string);
+        let error = result.as_ref().err().map(ToString::to_string);
         let known = self.own.entry(number).or_default();
-        if let Some(error) = missing.as_ref().filter(|_| *known != missing) {
+        if let Some(error) = error.as_ref().filter(|_| known.error != error) {
             let InstanceNumber { gpu, id } = number;
             tracing::warn!(gpu, instance = id, error, "a MIG instance has no device nodes");
         }
-        *known = missing;
+        known.error = error;
+        known.is_nodeless = match result {
+            Ok(()) => false,
+            // It could not be looked for them.
+            Err(NodeError::NoNode { .. }) => known.is_nodeless,
+            Err(_) => true,
+        };
         result
     }
 }

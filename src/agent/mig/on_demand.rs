@@ -1,5 +1,6 @@
 //! What the loops of the agent share about MIG on demand: orders, failures, instances made here.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,6 +42,8 @@ struct SharedMig {
     made: Mutex<MadeInstances>,
     /// Orders that could not be carried out.
     failures: Mutex<Vec<MigFailure>>,
+    /// UUIDs of the instances whose device nodes are missing.
+    nodeless: Mutex<BTreeSet<String>>,
     /// When the change of an instance began that is under way.
     changing: Mutex<Option<Timestamp>>,
     /// Notified when other orders stand.
@@ -71,6 +74,7 @@ impl MigOnDemand {
                 promises: Mutex::default(),
                 made,
                 failures: Mutex::default(),
+                nodeless: Mutex::default(),
                 changing: Mutex::default(),
                 ordered: Notify::new(),
                 changed: Notify::new(),
@@ -158,6 +162,21 @@ impl MigOnDemand {
         let mut known = self.shared.failures.lock();
         if *known != failures {
             *known = failures;
+            drop(known);
+            self.note_change();
+        }
+    }
+
+    /// Whether the device nodes of the instance with this UUID are missing.
+    pub(crate) fn lacks_nodes(&self, uuid: &str) -> bool {
+        self.shared.nodeless.lock().contains(uuid)
+    }
+
+    /// Notes the instances whose device nodes are missing.
+    pub(crate) fn note_nodeless(&self, nodeless: BTreeSet<String>) {
+        let mut known = self.shared.nodeless.lock();
+        if *known != nodeless {
+            *known = nodeless;
             drop(known);
             self.note_change();
         }

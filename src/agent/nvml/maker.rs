@@ -149,6 +149,7 @@ impl MigMaker {
         }
         if let Some(nodes) = &mut self.nodes {
             nodes.renew();
+            self.on_demand.note_nodeless(nodes.nodeless());
         }
         loop {
             if self.is_closed() {
@@ -285,6 +286,7 @@ impl MigMaker {
                 let minor = instances::minor_number(round, &gpu.uuid);
                 layouts.nodeless.extend(nodes.look(LookedAt { gpu, minor }, &standings));
             }
+            self.on_demand.note_nodeless(nodes.nodeless());
         }
         let mut made = self.on_demand.made();
         if let Err(error) = made.settle(&layouts.gpus) {

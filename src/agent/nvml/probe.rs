@@ -314,7 +314,13 @@ impl NvmlProbe {
         open.mig_profiles.retain(|uuid, _| there.contains(uuid));
         open.hiding.retain(|uuid| there.contains(uuid));
         self.health.retain(|uuid, _| there.contains(uuid));
-        seen.iter_mut().for_each(|device| self.judge(device, &open.details));
+        seen.iter_mut().for_each(|device| {
+            let lacks_nodes = |it: &MigOnDemand| it.lacks_nodes(&device.report.uuid);
+            if device.usage.fault.is_none() && self.on_demand.as_ref().is_some_and(lacks_nodes) {
+                device.usage.fault = Some(DeviceFault::NodesMissing);
+            }
+            self.judge(device, &open.details);
+        });
         self.known =
             seen.iter().map(|device| (device.report.uuid.clone(), device.report.clone())).collect();
         let xids = self.health.iter().map(|(uuid, health)| (uuid.clone(), health.counts()));
@@ -349,7 +355,10 @@ impl NvmlProbe {
             usage.fault = match usage.fault {
                 // A size that the operator gives ends this one, and must not end another with it.
                 Some(
-                    DeviceFault::NoMemory | DeviceFault::UnknownUse | DeviceFault::InstancesHidden,
+                    DeviceFault::NoMemory
+                    | DeviceFault::UnknownUse
+                    | DeviceFault::InstancesHidden
+                    | DeviceFault::NodesMissing,
                 ) => own.or(usage.fault),
                 fault => fault.or(own),
             };

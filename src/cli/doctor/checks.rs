@@ -6,6 +6,7 @@ use crate::doctor::finding::{Findings, Found, lines};
 use crate::doctor::nodes::ClusterFleet;
 use crate::doctor::operator::driver_upgrades::upgrades;
 use crate::doctor::operator::mig_monitors::monitors;
+use crate::doctor::operator::mig_rights::mig_rights;
 use crate::doctor::parts::{
     Images, deployment, kubernetes, leader, namespace, quotas, runtime_classes, start_failures,
     versions, workload_classes,
@@ -20,7 +21,7 @@ use wire::api::commands::Check;
 /// What is looked at, and the rule.
 type Rule = fn(&ClusterFacts, &CheckPlan<'_>) -> Found;
 
-const RULES: [Rule; 24] = [
+const RULES: [Rule; 25] = [
     |facts, _| Ok(namespaces(facts).into()),
     |facts, _| deployment("extender", &facts.parts.extender),
     led,
@@ -32,6 +33,7 @@ const RULES: [Rule; 24] = [
     |facts, _| nodes::kubelets(&facts.fleet),
     |facts, _| nodes::ends(&facts.fleet),
     |facts, _| nodes::owners(&facts.fleet),
+    |facts, _| mig_rights(&facts.fleet),
     |facts, _| monitors(&facts.monitors, &facts.fleet),
     |facts, _| upgrades(&facts.operator),
     |facts, plan| versions(plan.program, &images(&facts.parts, &facts.fleet)),

@@ -291,7 +291,9 @@ async fn fleet(plan: &CheckPlan<'_>, places: &Places, config: Option<&Config>) -
     );
     let reports = state.map(Reports::of).map_err(|why| why.to_string());
     let of_dra = of_dra.map(|nodes| nodes.into_iter().flatten().collect());
-    ClusterFleet { nodes, daemon_set, pods, reports, of_dra }
+    let agent_sets =
+        sets.map(|sets| sets.into_iter().filter(|it| it.component == "agent").collect());
+    ClusterFleet { nodes, daemon_set, agent_sets, pods, reports, of_dra }
 }
 
 /// Nodes whose GPUs NVIDIA's DRA driver gives out, also in a cluster from before version 1 of that group.

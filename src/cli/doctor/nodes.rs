@@ -74,6 +74,8 @@ impl Reports {
 pub(crate) struct ClusterFleet {
     pub(crate) nodes: Read<Vec<NodeSummary>>,
     pub(crate) daemon_set: Read<WorkloadSummary>,
+    /// All DaemonSets of agents: parts of a cluster may have their own.
+    pub(crate) agent_sets: Read<Vec<WorkloadSummary>>,
     pub(crate) pods: Read<Vec<OwnPod>>,
     pub(crate) reports: Result<Reports, String>,
     /// Nodes whose GPUs NVIDIA's DRA driver gives out.
@@ -257,6 +259,7 @@ mod tests {
                     node("cpu", false, false),
                 ]),
                 daemon_set: Ok(WorkloadSummary::default()),
+                agent_sets: Ok(vec![WorkloadSummary::default()]),
                 pods: Ok(vec![pod("a"), pod("b")]),
                 reports: Ok(Reports { nodes, ..Reports::default() }),
                 of_dra: Err(Unread::Absent),

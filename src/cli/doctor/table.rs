@@ -222,6 +222,16 @@ table! {
             => "keep the DRA driver off gpupack's nodes (its kubelet plugin has a nodeSelector)";
         OWNERS_OK Good "only gpupack gives out the GPUs of its nodes";
     }
+    "rights for MIG" {
+        AGENT_SETS Unread "the DaemonSets of agents";
+        NOT_MAKING Problem "agents without `--mig-on-demand` make no MIG instances, in pools with mig: on_demand, on \
+            {#node}: {..}"
+            => "set agents.migOnDemand: true in the values of the chart, or apply deploy/agent-mig.yaml (docs/mig.md)";
+        LACKS_RIGHTS Problem "agents that are to make MIG instances lack {0}, on {#node}: {..}"
+            => "take the container `driver` and the pod's settings from deploy/agent-mig.yaml: with less, the container \
+                toolkit gives no right to MIG, by its release and mode (docs/platforms.md#rights-for-mig)";
+        MIG_RIGHTS_OK Good "agents have them where gpupack makes MIG instances";
+    }
     "monitors of MIG instances" {
         MONITORS Unread "the DaemonSets of monitors";
         HOLDS_INSTANCES Warning "{0} ({1}) keeps MIG instances open that gpupack is to remove, on {#node}: {..}"

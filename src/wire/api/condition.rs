@@ -34,6 +34,8 @@ pub enum DeviceFault {
     UnknownUse,
     /// It is a GPU in MIG mode with instances that the driver hides from the agent.
     InstancesHidden,
+    /// It is a MIG instance whose device nodes are missing on its node: a container that starts there gets no GPU.
+    NodesMissing,
     /// The driver does not let the agent read it.
     NoPermission,
     /// Kubelet gives it to pods.

@@ -1,6 +1,6 @@
 //! A replica of the extender that gives orders about MIG instances, and believes every report.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -11,6 +11,7 @@ use axum::{Json, Router};
 use runtime::clock::Clock;
 use server::reports::checked_report::CheckedReport;
 use tokio::runtime::Runtime;
+use wire::api::condition::DeviceFault;
 use wire::api::kind::{ApiVersion, ReplyKind};
 use wire::api::state::DeviceKind;
 use wire::report::bodies::{
@@ -51,6 +52,8 @@ struct Told {
     reports: Vec<Duration>,
     /// The faults of devices in any report so far.
     faults: BTreeSet<String>,
+    /// The devices with a fault by the newest report.
+    faulty: BTreeMap<String, DeviceFault>,
     /// Why a report cannot be.
     fault: Option<String>,
 }
@@ -83,6 +86,8 @@ async fn take(
     told.reports.push(clock.precise());
     let faults = report.devices.iter().filter_map(|device| device.fault);
     told.faults.extend(faults.map(|fault| format!("{fault:?}")));
+    let faulty = report.devices.iter().filter_map(|it| Some((it.uuid.clone(), it.fault?)));
+    told.faulty = faulty.collect();
     told.failures = report.mig_failures;
     told.cleared = report.clear_outcome;
     told.fault_event = report.devices.first().and_then(|device| device.fault_event);
@@ -234,6 +239,11 @@ impl Replica {
     /// The faults of devices in any report so far.
     pub(crate) fn faults(&self) -> Vec<String> {
         self.told().faults.iter().cloned().collect()
+    }
+
+    /// The devices with a fault by the newest report.
+    pub(crate) fn faulty(&self) -> BTreeMap<String, DeviceFault> {
+        self.told().faulty.clone()
     }
 
     /// When each report came, since the start.

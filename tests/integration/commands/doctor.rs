@@ -117,6 +117,16 @@ fn right_of(path: &str) -> [String; 4] {
     [verb, group, parts[0], namespace].map(str::to_owned)
 }
 
+/// Puts gpu-b into a pool with MIG on demand, where these are the agents.
+fn divide(fake: &FakeCluster, agents: &[Value]) {
+    let divided = "policy: fragmentation\npools: {a: {mig: on_demand}}";
+    replace("gpupack", "gpupack.yaml", "policy: fragmentation", divided, fake);
+    fake.change("/api/v1/nodes", |list| {
+        list["items"][1]["metadata"]["labels"]["gpupack.dev/pool"] = "a".into();
+    });
+    fake.list("/apis/apps/v1/namespaces/gpupack-agents/daemonsets", &agents[..1]);
+}
+
 /// Something that goes wrong in a cluster.
 type Break = fn(&FakeCluster);
 
@@ -135,7 +145,7 @@ fn replace(map: &str, file: &str, from: &str, to: &str, fake: &FakeCluster) {
 }
 
 /// What breaks, the check that names it, a part of what it says, and a part of the fix.
-const BREAKS: [(Break, &str, &str, &str); 26] = [
+const BREAKS: [(Break, &str, &str, &str); 28] = [
     (
         |fake| {
             let policy = json!({"autoUpgrade": true, "drain": {"enable": false}});
@@ -244,6 +254,23 @@ const BREAKS: [(Break, &str, &str, &str); 26] = [
         "owners of GPUs",
         "kubelet also gives out GPUs of 1 node of gpupack (gpu-b; nvidia.com/gpu: 4)",
         "kubectl label node gpu-b",
+    ),
+    (
+        |fake| divide(fake, &shipped("deploy/agent.yaml")),
+        "rights for MIG",
+        "agents without `--mig-on-demand` make no MIG instances, in pools with mig: on_demand, on 1 node: gpu-b",
+        "deploy/agent-mig.yaml",
+    ),
+    (
+        |fake| {
+            let mut set = shipped("deploy/agent-mig.yaml");
+            let container = &mut set[0]["spec"]["template"]["spec"]["containers"][1];
+            container["securityContext"]["privileged"] = false.into();
+            divide(fake, &set);
+        },
+        "rights for MIG",
+        "agents that are to make MIG instances lack `privileged: true`, on 1 node: gpu-b",
+        "docs/platforms.md#rights-for-mig",
     ),
     (
         |fake| {

@@ -4,14 +4,13 @@
 //! processes: the driver answers IN_USE, and only its restart helps (NVIDIA/DCGM #276). MIG Manager stops these
 //! programs before it divides a GPU (`gpu-clients` and the labels of `reconfigure-mig.sh`, NVIDIA/mig-parted).
 
-use std::collections::BTreeMap;
-
 use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::{Container, NodeSelectorRequirement, NodeSelectorTerm, PodSpec};
+use k8s_openapi::api::core::v1::{Container, PodSpec};
 
 use crate::base::reader::{Read, Unread};
 use crate::doctor::finding::{Findings, Found, short};
 use crate::doctor::nodes::ClusterFleet;
+use crate::doctor::operator::placement::Placement;
 use crate::doctor::table::*;
 
 /// Begins the node labels by which the GPU Operator places each of its parts. It leaves values alone that others set.
@@ -31,9 +30,7 @@ pub(crate) struct Monitor {
     program: &'static str,
     /// Its namespace and name.
     object: String,
-    selector: BTreeMap<String, String>,
-    /// One of these has to fit, if there are any.
-    terms: Vec<NodeSelectorTerm>,
+    placement: Placement,
 }
 
 /// The program that a container runs, if it is one of these.
@@ -53,43 +50,18 @@ impl Monitor {
     pub(crate) fn of(set: DaemonSet) -> Option<Self> {
         let pods: PodSpec = set.spec?.template.spec?;
         let program = pods.containers.iter().find_map(program_of)?;
-        let node = pods.affinity.and_then(|affinity| affinity.node_affinity);
-        let required =
-            node.and_then(|node| node.required_during_scheduling_ignored_during_execution);
         let (namespace, name) = (set.metadata.namespace, set.metadata.name);
         let (namespace, name) = (namespace.unwrap_or_default(), name.unwrap_or_default());
         Some(Self {
             program,
             object: short(&format!("{namespace}/{name}")),
-            selector: pods.node_selector.unwrap_or_default(),
-            terms: required.map(|required| required.node_selector_terms).unwrap_or_default(),
+            placement: Placement::of(&pods),
         })
     }
 
     /// The label that takes it from a node, where the GPU Operator places it.
     fn switch(&self) -> Option<&str> {
-        self.selector.keys().map(String::as_str).find(|key| key.starts_with(SWITCH))
-    }
-
-    /// Whether its pods may run on a node with these labels. What is not known here counts as fitting.
-    fn may_run_on(&self, labels: &BTreeMap<String, String>) -> bool {
-        let is_selected = self.selector.iter().all(|(key, value)| labels.get(key) == Some(value));
-        let fits = |term: &NodeSelectorTerm| {
-            term.match_expressions.iter().flatten().all(|needed| is_met(needed, labels))
-        };
-        is_selected && (self.terms.is_empty() || self.terms.iter().any(fits))
-    }
-}
-
-fn is_met(needed: &NodeSelectorRequirement, labels: &BTreeMap<String, String>) -> bool {
-    let value = labels.get(&needed.key);
-    let is_one = || needed.values.iter().flatten().any(|one| Some(one) == value);
-    match needed.operator.as_str() {
-        "In" => is_one(),
-        "NotIn" => !is_one(),
-        "Exists" => value.is_some(),
-        "DoesNotExist" => value.is_none(),
-        _ => true,
+        self.placement.selector.keys().map(String::as_str).find(|key| key.starts_with(SWITCH))
     }
 }
 
@@ -107,7 +79,7 @@ pub(crate) fn monitors(monitors: &Read<Vec<Option<Monitor>>>, fleet: &ClusterFle
     };
     let mut found = Findings::new();
     for monitor in monitors {
-        let on = divided.iter().filter(|node| monitor.may_run_on(&node.labels));
+        let on = divided.iter().filter(|node| monitor.placement.may_be_on(&node.labels));
         let on: Vec<&str> = on.map(|node| node.name.as_str()).collect();
         let first = short(on.first().copied().unwrap_or_default());
         let (program, object) = (&monitor.program, &monitor.object);
@@ -128,6 +100,8 @@ pub(crate) fn monitors(monitors: &Read<Vec<Option<Monitor>>>, fleet: &ClusterFle
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
+
     use crate::doctor::finding::{lines, states};
     use crate::doctor::nodes::Reports;
     use crate::doctor::objects::NodeSummary;
@@ -160,6 +134,7 @@ mod tests {
         ClusterFleet {
             nodes: Ok(nodes.iter().map(node).collect()),
             daemon_set: Err(Unread::Absent),
+            agent_sets: Err(Unread::Absent),
             pods: Ok(Vec::new()),
             reports: Ok(Reports::default()),
             of_dra: Err(Unread::Absent),
@@ -224,7 +199,7 @@ mod tests {
             let required = json!({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}});
             let placed = json!({"affinity": {"nodeAffinity": required}});
             let monitor = set("a", &json!({"name": "a", "image": "dcgm"}), placed).unwrap();
-            assert_eq!(monitor.may_run_on(&labels), expected, "{operator} {values}");
+            assert_eq!(monitor.placement.may_be_on(&labels), expected, "{operator} {values}");
         }
     }
 }

@@ -1,11 +1,13 @@
 //! Device nodes of the MIG instances that the agent makes, on a node that is a folder. Without root no test can make
 //! one; those then say so and end.
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use serde_json::json;
+use wire::api::condition::DeviceFault;
 
 use super::mig::{Agent, FOREIGN, QUICK, bed, gpu_instances, process_with, scenario};
 use crate::harness::agent::bed::Bed;
@@ -154,4 +156,34 @@ fn nodes_come_back_after_restarts_of_the_agent_and_of_the_drivers_container() {
     let _agent = process_with(&bed, &replica, &["--mig-adopt"]);
     let all = [minors(1), minors(2)].concat();
     replica.until("the nodes of what was taken over", |_| made(&bed, "dev") == all);
+}
+
+#[test]
+fn an_instance_whose_nodes_vanish_has_a_fault_until_they_are_back() {
+    let Some(bed) = node() else { return };
+    let replica = Replica::start();
+    let agent = Agent::start(&bed, &[&replica], QUICK);
+    replica.order(1, &[("2g.20gb", 2)], &[]);
+    replica.until_instances(&[("2g.20gb", 2, true), FOREIGN]);
+    assert_eq!(replica.faulty(), BTreeMap::new());
+    // They can be made again: that is no fault.
+    remove(&caps(&bed, "dev"));
+    replica.until("its nodes", |_| made(&bed, "dev") == minors(2));
+    let in_the_way = caps(&bed, "dev").join(format!("nvidia-cap{}", minors(2)[1]));
+    std::fs::remove_file(&in_the_way).unwrap();
+    std::fs::write(&in_the_way, "of somebody").unwrap();
+    let instances = replica.instances();
+    let own = instances.iter().find(|it| it.made_here).unwrap().uuid.clone();
+    let fault = BTreeMap::from([(own, DeviceFault::NodesMissing)]);
+    replica.until("the fault", |it| it.faulty() == fault);
+    assert_eq!(replica.instances(), instances, "it is reported all the same");
+    // The next run sees it, too, also if nothing is ordered.
+    drop(agent);
+    replica.withdraw();
+    let _agent = Agent::start(&bed, &[&replica], QUICK);
+    replica.more_reports(2);
+    replica.until("the fault", |it| it.faulty() == fault);
+    std::fs::remove_file(&in_the_way).unwrap();
+    replica.until("no fault", |it| it.faulty().is_empty());
+    assert_eq!(made(&bed, "dev"), minors(2));
 }

@@ -78,8 +78,9 @@ impl KeptNodes {
                 Err(error) => Err(error.to_string()),
             };
             if let (Err(error), Standing::New) = (ensured, standing) {
-                instance.devices.clear();
-                nodeless.push(Nodeless { gpu: gpu.uuid.clone(), slot: instance.slot, error });
+                let devices = std::mem::take(&mut instance.devices);
+                let (gpu, slot) = (gpu.uuid.clone(), instance.slot);
+                nodeless.push(Nodeless { gpu, slot, devices, error });
             }
         }
         if let Ok(minor) = minor {

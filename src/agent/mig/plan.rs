@@ -42,6 +42,13 @@ pub struct Layouts {
 }
 
 impl Layouts {
+    /// UUIDs of the MIG devices on an instance, also if it has no device nodes.
+    fn devices_on(&self, gpu: &GpuLayout, instance: &GpuInstance) -> Vec<String> {
+        let mut all = self.nodeless.iter();
+        let nodeless = all.find(|it| it.gpu == gpu.uuid && it.slot == instance.slot);
+        nodeless.map_or(&instance.devices, |it| &it.devices).clone()
+    }
+
     /// What keeps the instance at this place from being ready, if it is one without device nodes.
     pub fn nodeless_at(&self, place: &Unfinished) -> Option<Obstacle> {
         let mut all = self.nodeless.iter();
@@ -56,6 +63,8 @@ pub struct Nodeless {
     pub gpu: String,
     /// The units that it covers.
     pub slot: Units,
+    /// UUIDs of the MIG devices that are on it all the same.
+    pub devices: Vec<String>,
     /// Why they are not: one sentence.
     pub error: String,
 }
@@ -262,7 +271,7 @@ pub fn removals(orders: &MigOrders, layouts: &Layouts, unfinished: &[Unfinished]
             continue;
         }
         let begun = gpu.begun(instance);
-        let (work, devices) = (Work::Remove(instance.id), instance.devices.clone());
+        let (work, devices) = (Work::Remove(instance.id), layouts.devices_on(gpu, instance));
         plan.steps.push(MigStep { order, work, begun, devices });
     }
     plan

@@ -150,7 +150,8 @@ fn what_a_crash_left_is_completed_if_it_is_ordered_and_else_removed() {
 fn an_instance_without_device_nodes_fails_its_order_and_is_removed_when_that_ends() {
     let slot = Units { start: 2, size: 2 };
     let error = "no node".to_owned();
-    let nodeless = vec![Nodeless { gpu: "GPU-a".to_owned(), slot, error: error.clone() }];
+    let devices = vec!["MIG-new".to_owned()];
+    let nodeless = vec![Nodeless { gpu: "GPU-a".to_owned(), slot, devices, error: error.clone() }];
     let layouts = Layouts { nodeless, ..at(gpu(&[(5, "2g.20gb", 2, &[])])) };
     let begun = Unfinished { gpu: "GPU-a".to_owned(), profile: 14, slot, is_new: true };
     for wanted in [place("2g.20gb", 2), place("1g.10gb", 3)] {
@@ -163,4 +164,5 @@ fn an_instance_without_device_nodes_fails_its_order_and_is_removed_when_that_end
     let plan = removals(&MigOrders::default(), &layouts, &[begun]);
     assert_eq!(plan.steps.len(), 1);
     assert_eq!(plan.steps[0].work, Work::Remove(5));
+    assert_eq!(plan.steps[0].devices, ["MIG-new"], "that one, and no other");
 }

@@ -199,6 +199,8 @@ impl MadeInstances {
                 _ if count >= MAX_INSTANCES => break,
                 all if all.iter().any(|uuid| of_kubelet.contains(uuid)) => {}
                 [] if next.unfinished.iter().any(is_known) => {}
+                // Its nodes are missing: it counts as made once it has them.
+                _ if next.unfinished.iter().any(|work| work.is_new && is_known(work)) => {}
                 _ if mutated(Mutation::TakenOverStays) => {}
                 [] => next.unfinished.push(gpu.begun(there)),
                 _ => next.own(gpu, there),
@@ -250,6 +252,9 @@ impl MadeInstances {
         if there.is_some_and(|instance| !instance.devices.is_empty()) {
             self.content.unfinished.retain(|known| !known.is_same_place(work));
             self.changes += 1;
+            if let Err(error) = self.replace(self.content.clone()) {
+                tracing::warn!(%error, "the list of MIG instances made here cannot be written");
+            }
         }
     }
 

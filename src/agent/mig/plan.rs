@@ -257,9 +257,9 @@ pub fn removals(orders: &MigOrders, layouts: &Layouts, unfinished: &[Unfinished]
             continue;
         }
         let ordered = instance.devices.iter().filter(|uuid| goes.contains(uuid)).count();
-        let is_left = instance.devices.is_empty()
-            && unfinished.iter().any(|started| started.is(gpu, instance));
-        if ordered == 0 && !is_left {
+        let started = unfinished.iter().find(|started| started.is(gpu, instance));
+        let left = started.filter(|_| instance.devices.is_empty());
+        if ordered == 0 && left.is_none() {
             continue;
         }
         let uuid = instance.devices.iter().find(|uuid| goes.contains(uuid));
@@ -270,7 +270,8 @@ pub fn removals(orders: &MigOrders, layouts: &Layouts, unfinished: &[Unfinished]
             plan.failures.push((order, error.into()));
             continue;
         }
-        let begun = gpu.begun(instance);
+        // What was never ready stays so: if it cannot be removed, it is still not given to pods.
+        let begun = left.cloned().unwrap_or_else(|| gpu.begun(instance));
         let (work, devices) = (Work::Remove(instance.id), layouts.devices_on(gpu, instance));
         plan.steps.push(MigStep { order, work, begun, devices });
     }

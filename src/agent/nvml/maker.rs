@@ -17,7 +17,7 @@ use crate::mig::device_nodes::DeviceNodes;
 use crate::mig::kept_nodes::{KeptNodes, LookedAt, standings};
 use crate::mig::on_demand::MigOnDemand;
 use crate::mig::plan;
-use crate::mig::plan::{Layouts, MigOrder, MigPlan, MigStep, Obstacle, Unfinished};
+use crate::mig::plan::{Layouts, MigOrder, MigPlan, MigStep, Obstacle, Unfinished, Work};
 use crate::nvml::instances;
 use crate::nvml::instances::{KnownProfiles, Looked, Round, StepError};
 use crate::nvml::library::{LIBRARY, open};
@@ -331,7 +331,7 @@ impl MigMaker {
         let mut layouts = Layouts::default();
         match instances::layout_of(round, gpu, &mut self.profiles) {
             Ok(layout) => {
-                if outcome.is_err() && step.begun.is_new {
+                if outcome.is_err() && !matches!(step.work, Work::Remove(_)) {
                     self.on_demand.made().refused(&step.begun, &layout);
                 }
                 layouts.gpus.push(layout);

@@ -20,8 +20,8 @@ use crate::gpu::sample::Sample;
 use crate::node::config::{AgentConfig, AgentNode};
 use crate::node::metrics::AgentMetrics;
 use crate::node::run::{Agent, AgentError};
-use crate::relay::conversation::{Conversation, Ended, SILENT_AFTER, next};
-use crate::relay::messages::{LibraryUse, Orders, Seen};
+use crate::relay::conversation::{Conversation, Ended, Ends, SILENT_AFTER, next};
+use crate::relay::messages::{LONGEST_ORDERS, LONGEST_SEEN, LibraryUse, Orders, Seen};
 use runtime::clock::Clock;
 use wire::api::condition::DeviceFault;
 use wire::units::Timestamp;
@@ -153,7 +153,8 @@ impl Relay {
             return tracing::warn!(node = %self.node.name, "refused a connection of another user");
         }
         tracing::info!(node = %self.node.name, "the part of the agent with the driver is connected");
-        let begun = Conversation::begin(stream, self.orders.subscribe(), self.clock);
+        let ends = Ends { reads: LONGEST_SEEN, writes: LONGEST_ORDERS };
+        let begun = Conversation::begin(stream, ends, self.orders.subscribe(), self.clock);
         (self.conversation, self.has_sample) = (Some(begun), false);
     }
 

@@ -16,11 +16,7 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use runtime::clock::Clock;
-use wire::report::bodies::MAX_BODY_BYTES;
 use wire::units::Timestamp;
-
-/// Longest line: a report, which has the same lists, is no longer.
-const LONGEST_LINE: usize = MAX_BODY_BYTES;
 
 /// Time between two signs of life.
 const ALIVE_EVERY: Duration = Duration::from_secs(2);
@@ -34,11 +30,20 @@ pub(crate) struct Conversation {
     reader: BufReader<OwnedReadHalf>,
     /// What has come of a line so far.
     line: Vec<u8>,
+    /// Longest line that is read, in bytes.
+    reads: usize,
     /// The task that writes; it ends with the conversation.
     writer: AbortHandle,
     clock: Clock,
     /// When anything came.
     heard: Timestamp,
+}
+
+/// Longest lines of a conversation, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ends {
+    pub(crate) reads: usize,
+    pub(crate) writes: usize,
 }
 
 /// Why a conversation ends.
@@ -48,8 +53,8 @@ pub(crate) enum Ended {
     Closed,
     #[error("{cause}")]
     Failed { cause: String },
-    #[error("a message of it has more than {} bytes", LONGEST_LINE)]
-    TooLong,
+    #[error("a message of it has more than {most} bytes")]
+    TooLong { most: usize },
     /// What the message has is left out: it may be anything.
     #[error("a message of it cannot be read (column {column})")]
     Unreadable { column: usize },
@@ -61,14 +66,19 @@ pub(crate) enum Ended {
 
 impl Conversation {
     /// Begins one that says what `newest` has, now and after each change.
-    pub(crate) fn begin<Out>(stream: UnixStream, newest: watch::Receiver<Out>, clock: Clock) -> Self
+    pub(crate) fn begin<Out>(
+        stream: UnixStream,
+        ends: Ends,
+        newest: watch::Receiver<Out>,
+        clock: Clock,
+    ) -> Self
     where
         Out: Serialize + Send + Sync + 'static,
     {
         let (reader, half) = stream.into_split();
-        let writer = tokio::spawn(write(half, newest)).abort_handle();
+        let writer = tokio::spawn(write(half, ends.writes, newest)).abort_handle();
         let reader = BufReader::new(reader);
-        Self { reader, line: Vec::new(), writer, clock, heard: clock.now() }
+        Self { reader, line: Vec::new(), reads: ends.reads, writer, clock, heard: clock.now() }
     }
 
     /// The next message. It may be dropped and called again: nothing is lost.
@@ -85,8 +95,8 @@ impl Conversation {
             self.heard = self.clock.now();
             let end = part.iter().position(|byte| *byte == b'\n');
             let used = end.map_or(part.len(), |end| end + 1);
-            if self.line.len() + used > LONGEST_LINE {
-                return Err(Ended::TooLong);
+            if self.line.len() + used > self.reads {
+                return Err(Ended::TooLong { most: self.reads });
             }
             self.line.extend_from_slice(&part[..used]);
             self.reader.consume(used);
@@ -123,11 +133,15 @@ pub(crate) async fn next<In: DeserializeOwned>(
 }
 
 /// Writes what is newest, now and after each change, until the other side takes no more. Then it sees the end.
-async fn write<Out: Serialize>(mut half: OwnedWriteHalf, mut newest: watch::Receiver<Out>) {
+async fn write<Out: Serialize>(
+    mut half: OwnedWriteHalf,
+    most: usize,
+    mut newest: watch::Receiver<Out>,
+) {
     newest.mark_changed();
     loop {
         let line = match timeout(ALIVE_EVERY, newest.changed()).await {
-            Ok(Ok(())) => line(&*newest.borrow_and_update()),
+            Ok(Ok(())) => line(&*newest.borrow_and_update(), most),
             Ok(Err(_)) => return,
             Err(_) => b"\n".to_vec(),
         };
@@ -138,9 +152,9 @@ async fn write<Out: Serialize>(mut half: OwnedWriteHalf, mut newest: watch::Rece
 }
 
 /// A message as a line. One that is too long is left out: the other side would end the conversation.
-fn line<Out: Serialize>(message: &Out) -> Vec<u8> {
+fn line<Out: Serialize>(message: &Out, most: usize) -> Vec<u8> {
     let mut line = serde_json::to_vec(message).unwrap_or_default();
-    if line.is_empty() || line.len() >= LONGEST_LINE {
+    if line.is_empty() || line.len() >= most {
         tracing::error!(bytes = line.len(), "a message between the parts of the agent is left out");
         line.clear();
     }

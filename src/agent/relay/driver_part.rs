@@ -17,8 +17,8 @@ use crate::gpu::clearing::Clearing;
 use crate::gpu::sample::{Probe, Sample};
 use crate::node::config::{AgentConfig, AgentNode};
 use crate::node::run::{Agent, AgentError};
-use crate::relay::conversation::{Conversation, Ended, next};
-use crate::relay::messages::{LibraryUse, Orders, Seen};
+use crate::relay::conversation::{Conversation, Ended, Ends, next};
+use crate::relay::messages::{LONGEST_ORDERS, LONGEST_SEEN, LibraryUse, Orders, Seen};
 use runtime::clock::Clock;
 
 /// Time between two looks: at the connection, and for changes of which no task is notified.
@@ -83,7 +83,8 @@ impl Relay {
         loop {
             self.show();
             tokio::select! {
-                orders = next(&mut self.conversation) => match orders {
+                orders = next::<Orders>(&mut self.conversation) => match orders {
+                    Ok(orders) if !orders.is_sane() => self.lose(&Ended::Absurd),
                     Ok(orders) => self.learn(orders),
                     Err(ended) => self.lose(&ended),
                 },
@@ -100,7 +101,8 @@ impl Relay {
         self.seen.send_if_modified(|known| {
             let is_same =
                 known.sample.as_ref().map(Arc::as_ptr) == sample.as_ref().map(Arc::as_ptr);
-            let is_new = !is_same || known.clear_outcome != clear_outcome;
+            // An outcome comes with a new sample, if there is any: a list that was sent twice would count twice.
+            let is_new = !is_same || (sample.is_none() && known.clear_outcome != clear_outcome);
             *known = Seen { sample, clear_outcome };
             is_new
         });
@@ -117,7 +119,8 @@ impl Relay {
         match UnixStream::connect(&self.part.socket).await {
             Ok(stream) => {
                 tracing::info!(node = %self.node.name, "connected to the part of the agent that reports");
-                let begun = Conversation::begin(stream, self.seen.subscribe(), self.clock);
+                let ends = Ends { reads: LONGEST_ORDERS, writes: LONGEST_SEEN };
+                let begun = Conversation::begin(stream, ends, self.seen.subscribe(), self.clock);
                 (self.conversation, self.is_lost) = (Some(begun), false);
             }
             Err(error) if !self.is_lost => {
@@ -154,9 +157,10 @@ impl Relay {
         if let Some(clearing) = &node.clearing {
             clearing.learn(OTHER_PART, orders.clear, now);
         }
+        let Some(of_kubelet) = orders.of_kubelet else { return }; // what was known before counts
         self.part.of_kubelet.send_if_modified(|known| {
-            let is_new = *known != orders.of_kubelet;
-            *known = orders.of_kubelet;
+            let is_new = known.as_ref() != Some(&of_kubelet);
+            *known = Some(of_kubelet);
             is_new
         });
     }

@@ -10,8 +10,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::gpu::sample::Sample;
 use wire::ids::MAX_DEVICES_PER_NODE;
-use wire::report::bodies::{Allocation, ClearOrders, ClearOutcome, LimitOrders, MigOrders};
+use wire::report::bodies::{
+    Allocation, ClearOrders, ClearOutcome, LimitOrders, MAX_BODY_BYTES, MigOrders,
+};
 use wire::report::report_limits::{MAX_CONTAINERS, MAX_PROCESSES_PER_DEVICE};
+
+/// Longest message with orders, in bytes. Those of a large node have some ten thousand.
+pub(crate) const LONGEST_ORDERS: usize = 2 << 20;
+
+/// Longest message with a sample, in bytes: a report, which has the same lists, is no longer.
+pub(crate) const LONGEST_SEEN: usize = MAX_BODY_BYTES;
 
 /// All that the part of the driver has to know: what extenders say now. Each message replaces the one before.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +38,13 @@ pub struct Orders {
     pub clear: Option<ClearOrders>,
     /// UUIDs of the devices that kubelet hands out; `None` before these are known.
     pub of_kubelet: Option<BTreeSet<String>>,
+}
+
+impl Orders {
+    /// Whether its set is short enough to be true; lists of orders are bounded where they are obeyed.
+    pub(crate) fn is_sane(&self) -> bool {
+        self.of_kubelet.as_ref().is_none_or(|devices| devices.len() <= MAX_DEVICES_PER_NODE)
+    }
 }
 
 /// Whether NVIDIA's library may be open.

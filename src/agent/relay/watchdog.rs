@@ -58,7 +58,7 @@ mod tests {
     fn two_minutes_without_a_turn_end_the_process_and_a_slow_loop_does_not() {
         let mut looks = Looks::default();
         assert!((1..200).all(|turns| !looks.look(turns / 20)), "a turn in 100 s");
-        let stopped = (0..).find(|_| looks.look(9)).unwrap();
+        let stopped = (0..).find(|_| looks.look(10)).unwrap();
         assert!((20..=24).contains(&stopped), "{stopped}");
     }
 }

@@ -53,6 +53,13 @@ impl Bed {
         self.folder.path().join("proc")
     }
 
+    /// Lets the driver of the node have no device nodes for MIG instances: they need none then.
+    pub(crate) fn has_no_device_nodes(&self) {
+        let of_kernel = self.proc_root().join("1/root/proc");
+        std::fs::create_dir_all(&of_kernel).unwrap();
+        std::fs::write(of_kernel.join("devices"), "Character devices:\n").unwrap();
+    }
+
     /// Adds a process with this cgroup to the process table.
     pub(crate) fn process(&self, pid: u32, cgroup: &str) {
         let folder = self.proc_root().join(pid.to_string());

@@ -165,4 +165,5 @@ fn an_instance_without_device_nodes_fails_its_order_and_is_removed_when_that_end
     assert_eq!(plan.steps.len(), 1);
     assert_eq!(plan.steps[0].work, Work::Remove(5));
     assert_eq!(plan.steps[0].devices, ["MIG-new"], "that one, and no other");
+    assert!(plan.steps[0].begun.is_new, "until it is gone, it is not ready");
 }

@@ -54,11 +54,9 @@ pub(super) fn bed(scenario: &Value) -> Bed {
     bed
 }
 
-/// The id of the boot that the process table shows. The driver of the node has no device nodes of its own.
+/// The id of the boot that the process table shows.
 fn boot(bed: &Bed, id: &str) {
-    let of_kernel = bed.proc_root().join("1/root").join("proc");
-    std::fs::create_dir_all(&of_kernel).unwrap();
-    std::fs::write(of_kernel.join("devices"), "Character devices:\n").unwrap();
+    bed.has_no_device_nodes();
     let folder = bed.proc_root().join("sys/kernel/random");
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::write(folder.join("boot_id"), format!("{id}\n")).unwrap();

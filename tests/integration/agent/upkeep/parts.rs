@@ -56,6 +56,7 @@ fn mig() -> Value {
 
 /// The part with the driver, which makes MIG instances.
 fn mig_driver(bed: &Bed) -> AgentProcess {
+    bed.has_no_device_nodes();
     let folder = bed.path("mig").to_str().unwrap().to_owned();
     driver_with(bed, &["--mig-on-demand", "--mig-folder", &folder])
 }
@@ -254,7 +255,18 @@ fn hostile() -> Vec<Vec<u8>> {
          \"containers\":[]}},\"clearOutcome\":null}}\n",
         gpu.trim_end_matches(',')
     );
+    // Orders by their form, with more devices than a node has.
+    let kubelet = |count: usize| {
+        let all: Vec<String> = (0..count).map(|number| format!("\"{number}\"")).collect();
+        format!(
+            "{{\"allocations\":[],\"isAnswered\":true,\"library\":\"unknown\",\"mig\":null,\"limits\":null,\
+             \"clear\":null,\"ofKubelet\":[{}]}}\n",
+            all.join(",")
+        )
+    };
     vec![
+        kubelet(200_000).into_bytes(),
+        kubelet(900_000).into_bytes(),
         b"\xff\xfe\0\n".to_vec(),
         b"{}\n".to_vec(),
         b"null\n".to_vec(),

@@ -32,7 +32,7 @@ enum Command {
     /// Serve kube-scheduler: filter, prioritize and bind
     Extender(extender::ExtenderArgs),
     /// Report the GPUs of a node to the extender
-    Agent(agent::SimulatedArgs),
+    Agent(Box<agent::SimulatedArgs>),
     /// Serve the API server: check and complete pods that request a GPU
     Webhook(webhook::WebhookArgs),
     /// Show what nodes, GPUs and tenants have, hold and use now
@@ -75,7 +75,7 @@ fn main() -> ExitCode {
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     match cli.command {
         Command::Extender(args) => ended(extender::run(&args), 1),
-        Command::Agent(args) => match agent::run(args, Clock::start()) {
+        Command::Agent(args) => match agent::run(*args, Clock::start()) {
             Ok(ended) => ExitCode::from(ended.code()),
             Err(error) => ended(Err(error), 1),
         },

@@ -427,6 +427,8 @@ fn start_agent(runtime: &Runtime, driver: &Driver, extender: &Extender, work: &P
     if driver.mig() {
         arguments.push("--mig-on-demand".to_owned());
         arguments.push(format!("--mig-folder={}", work.join("mig").display()));
+        // The module says of all instances that there can be where device nodes are made from.
+        arguments.push(format!("--proc-driver={}", work.join("no-list").display()));
     }
     runtime.cage.start(&gpupack_agent(), &arguments, &work.join("agent.log"));
 }

@@ -2,6 +2,7 @@
 //! one; those then say so and end.
 
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -36,7 +37,9 @@ fn node() -> Option<Bed> {
     let mode = Mode::from_raw_mode(0o600);
     let tried = mknodat(CWD, bed.path("tried"), FileType::CharacterDevice, mode, makedev(1, 3));
     if tried.is_err() {
-        println!("skipped: no device node can be made without root");
+        let text =
+            b"skipped: device nodes of MIG instances because they cannot be made without root\n";
+        let _ = std::io::stderr().write_all(text);
         return None;
     }
     Some(bed)

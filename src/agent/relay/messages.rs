@@ -15,7 +15,7 @@ use wire::report::bodies::{
 };
 use wire::report::report_limits::{MAX_CONTAINERS, MAX_PROCESSES_PER_DEVICE};
 
-/// Longest message with orders, in bytes. Those of a large node have some ten thousand.
+/// Longest message with orders, in bytes. Those of a large node have about ten thousand.
 pub(crate) const LONGEST_ORDERS: usize = 2 << 20;
 
 /// Longest message with a sample, in bytes: a report, which has the same lists, is no longer.

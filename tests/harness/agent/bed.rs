@@ -55,7 +55,7 @@ impl Bed {
 
     /// Lets the driver of the node have no device nodes for MIG instances: they need none then.
     pub(crate) fn has_no_device_nodes(&self) {
-        let of_kernel = self.proc_root().join("1/root/proc");
+        let of_kernel = self.proc_root().join("1/root").join("proc");
         std::fs::create_dir_all(&of_kernel).unwrap();
         std::fs::write(of_kernel.join("devices"), "Character devices:\n").unwrap();
     }

@@ -31,10 +31,10 @@ pub mod mps {
 /// MIG on demand: which orders stand, what they take, what was made here.
 pub mod mig {
     pub mod plan;
-    pub(crate) mod config_right;
     pub mod attempts;
     pub mod made;
     pub mod device_nodes;
+    pub(crate) mod config_right;
     pub(crate) mod kept_nodes;
     pub mod on_demand;
     pub(crate) mod capabilities;

@@ -5,6 +5,8 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use crate::mig::device_nodes::minor_number;
+
 /// The driver's file of the right, below the process table.
 const CONFIG: &str = "driver/nvidia/capabilities/mig/config";
 
@@ -32,10 +34,7 @@ pub(crate) fn check(proc_root: &Path, devices: &Path) -> Result<(), MissingRight
     let file = File::open(proc_root.join(CONFIG)).map_err(hidden)?;
     let mut text = String::new();
     file.take(MAX_BYTES).read_to_string(&mut text).map_err(hidden)?;
-    let minor = text.lines().find_map(|line| line.strip_prefix("DeviceFileMinor:"));
-    let Some(minor) = minor.and_then(|minor| minor.trim().parse::<u32>().ok()) else {
-        return Ok(());
-    };
+    let Some(minor) = minor_number(&text) else { return Ok(()) };
     let device = devices.join(format!("nvidia-cap{minor}"));
     match File::open(&device) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {

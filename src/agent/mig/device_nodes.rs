@@ -355,17 +355,23 @@ fn computes(folder: &OwnedFd) -> Result<Vec<String>, Errno> {
 
 /// The node that a file of the driver describes, in lines such as `DeviceFileMinor: 30`.
 fn parsed(text: &str, major: u32) -> Option<CapabilityNode> {
-    let value = |key: &str| {
-        let lines = text.lines().filter_map(|line| line.split_once(':'));
-        let mut values =
-            lines.filter(|(name, _)| name.trim() == key).map(|(_, value)| value.trim());
-        values.next()?.parse::<u32>().ok()
-    };
-    let minor = value("DeviceFileMinor").filter(|minor| *minor <= MAX_MINOR)?;
+    let minor = minor_number(text)?;
     // As the driver has it: everybody may read, which is all that the library does.
-    let mode = value("DeviceFileMode").unwrap_or(0o444) & 0o777;
-    let may_be_made = value("DeviceFileModify") != Some(0);
+    let mode = value(text, "DeviceFileMode").unwrap_or(0o444) & 0o777;
+    let may_be_made = value(text, "DeviceFileModify") != Some(0);
     Some(CapabilityNode { major, minor, mode, may_be_made })
+}
+
+/// The minor number of the node that a file of the driver describes.
+pub(crate) fn minor_number(text: &str) -> Option<u32> {
+    value(text, "DeviceFileMinor").filter(|minor| *minor <= MAX_MINOR)
+}
+
+/// The number in a line of such a file.
+fn value(text: &str, key: &str) -> Option<u32> {
+    let lines = text.lines().filter_map(|line| line.split_once(':'));
+    let mut values = lines.filter(|(name, _)| name.trim() == key).map(|(_, value)| value.trim());
+    values.next()?.parse().ok()
 }
 
 fn cannot_open(path: &Path, error: Errno) -> NodeError {

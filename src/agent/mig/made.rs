@@ -249,16 +249,14 @@ impl MadeInstances {
     /// Notes that the driver refused what was begun. A whole instance at that place is then of others.
     pub fn refused(&mut self, work: &Unfinished, layout: &GpuLayout) {
         let there = layout.instances.iter().find(|instance| work.is(layout, instance));
-        if there.is_some_and(|instance| !instance.devices.is_empty()) {
-            self.content.unfinished.retain(|known| !known.is_same_place(work));
-            self.changes += 1;
-            if let Err(error) = self.replace(self.content.clone()) {
-                tracing::warn!(%error, "the list of MIG instances made here cannot be written");
-            }
+        if there.is_some_and(|instance| !instance.devices.is_empty())
+            && let Err(error) = self.disown(work)
+        {
+            tracing::warn!(%error, "the list of MIG instances made here cannot be written");
         }
     }
 
-    /// Notes that what lies where the agent has begun to remove an instance is of others, whole or not.
+    /// Notes that what lies where the agent has begun a change is of others, whole or not.
     ///
     /// # Errors
     /// The file cannot be written; it is noted in memory all the same.

@@ -283,8 +283,6 @@ impl<'a> Sweeper<'a> {
     fn instances(&mut self, parent: &Parent<'_>, sweep: &mut Sweep) -> Result<(), Trouble> {
         // The highest possible number, not the current one: gaps answer "not found".
         let most = required(parent.gpu.mig_device_count())?;
-        let minor = self.details.get(parent.uuid).and_then(|details| details.minor);
-        let listed = minor.and_then(|minor| capabilities::of_gpu(self.capabilities, minor));
         let failures = sweep.failures.len();
         let mut looks = self.may_have_new || !self.handles.is_walked(parent.position);
         let mut unread = Vec::new();
@@ -296,13 +294,17 @@ impl<'a> Sweeper<'a> {
                 unread.push(at);
             }
         }
-        for at in unread.into_iter().filter(|_| looks) {
-            self.look_up(at, parent, sweep)?;
+        if looks {
+            let minor = self.details.get(parent.uuid).and_then(|details| details.minor);
+            let listed = minor.and_then(|minor| capabilities::of_gpu(self.capabilities, minor));
+            for at in unread {
+                self.look_up(at, parent, sweep)?;
+            }
+            if sweep.failures.len() == failures {
+                self.learn_hidden(parent, minor.zip(listed), sweep);
+            }
         }
         self.handles.walked(parent.position, most.min(INSTANCES_MAX));
-        if looks && sweep.failures.len() == failures {
-            self.learn_hidden(parent, minor.zip(listed), sweep);
-        }
         Ok(())
     }
 

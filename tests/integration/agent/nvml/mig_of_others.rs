@@ -60,6 +60,15 @@ fn with_one(bed: &Bed, replica: &Replica) -> (Agent, String) {
     (agent, uuid)
 }
 
+/// Orders that an instance goes, and waits until its handle is looked up, which takes 3 s then.
+fn until_about_to_go(bed: &Bed, replica: &Replica, mut slow: Value, uuid: &str) {
+    slow["delays_ms"] = json!({ FIND: 3_000 });
+    bed.play(&slow);
+    let before = count(bed, FIND);
+    replica.order(1, &[], &[uuid]);
+    replica.until("it is about to go", |_| count(bed, FIND) > before);
+}
+
 /// While its handle is looked up, others put an instance of their own in its place. The driver gives the number of an
 /// instance to the next one on its units, and derives the UUID from it (`nvGenerateSmcUuid`, open-gpu-kernel-modules).
 #[test]
@@ -69,12 +78,7 @@ fn an_instance_that_took_the_number_of_one_that_is_to_go_stays() {
         let replica = Replica::start();
         let (_agent, own) = with_one(&bed, &replica);
         let uuid = if id == SMALL.0 { "MIG-of-others" } else { &*own };
-        let mut slow = scenario();
-        slow["delays_ms"] = json!({ FIND: 3_000 });
-        bed.play(&slow);
-        let before = count(&bed, FIND);
-        replica.order(1, &[], &[&own]);
-        replica.until("it is about to go", |_| count(&bed, FIND) > before);
+        until_about_to_go(&bed, &replica, scenario(), &own);
         by_hand(&bed, |all| {
             let own = all.iter_mut().find(|it| it["start"] == 0).unwrap();
             (own["profile"], own["computes"]) = (json!(id), json!([compute(uuid)]));
@@ -94,12 +98,7 @@ fn half_an_instance_of_others_in_the_place_of_one_that_is_to_go_stays() {
     let bed = bed(&scenario());
     let replica = Replica::start();
     let (agent, own) = with_one(&bed, &replica);
-    let mut slow = scenario();
-    slow["delays_ms"] = json!({ FIND: 3_000 });
-    bed.play(&slow);
-    let before = count(&bed, FIND);
-    replica.order(1, &[], &[&own]);
-    replica.until("it is about to go", |_| count(&bed, FIND) > before);
+    until_about_to_go(&bed, &replica, scenario(), &own);
     by_hand(&bed, |all| {
         let own = all.iter_mut().find(|it| it["start"] == 0).unwrap();
         own["computes"] = json!([]);
@@ -125,11 +124,7 @@ fn an_instance_that_others_have_added_to_stays() {
     replica.order(1, &[("2g.20gb", 0)], &[]);
     replica.until_instances(&[("2g.20gb", 0, true)]);
     let own = replica.instances()[0].uuid.clone();
-    bigger["delays_ms"] = json!({ FIND: 3_000 });
-    bed.play(&bigger);
-    let before = count(&bed, FIND);
-    replica.order(1, &[], &[&own]);
-    replica.until("it is about to go", |_| count(&bed, FIND) > before);
+    until_about_to_go(&bed, &replica, bigger, &own);
     by_hand(&bed, |all| {
         let computes = all[0]["computes"].as_array_mut().unwrap();
         computes[0]["slices"] = json!(1);
